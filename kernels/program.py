@@ -1,0 +1,283 @@
+"""The Program: a model as a flat list of typed ops over symbolic values.
+
+A family records itself once, at load (`models/`). A backend runs the list once per step, whatever mixture of
+prefill chunks and decodes the `Batch` holds. Two dimensions are symbols, bound per step:
+
+    "tokens"  the rows of the step: one per token that is processed
+    "rows"    the rows whose logits are wanted (`Batch.logit_rows`)
+
+All activations are float32 `[tokens or rows, width]`. The op set is small; each op states its formula, and
+`kernels/reference` is the definition that every other backend is compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+
+@dataclass(frozen=True)
+class Value:
+    """The result of one op: float32 `[dim, width]`, `dim` being "tokens" or "rows"."""
+
+    id: int
+    name: str
+    dim: Literal["tokens", "rows"]
+    width: int
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Rows `[start, start + rows)` of a weight tensor of `cols` columns; y = x Wᵀ maps `cols` to `rows`.
+
+    A slice of a fused tensor (phi3's qkv) is a Matrix with `start > 0`: rows are contiguous in every type.
+    """
+
+    name: str
+    rows: int
+    cols: int
+    start: int = 0
+
+    def __str__(self) -> str:
+        part = f"[{self.start}:{self.start + self.rows}]" if self.start else ""
+        return f"{self.name}{part}"
+
+
+@dataclass(frozen=True)
+class Vector:
+    """Elements `[start, start + size)` of a one-dimensional weight tensor: a norm's gain or a bias."""
+
+    name: str
+    size: int
+    start: int = 0
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary embedding with every scaling already applied (Su et al. 2021, arXiv:2104.09864).
+
+    At position p, pair i of a head's first `2 * len(inverse_frequencies)` columns turns by
+    `p * inverse_frequencies[i]`, and cos and sin are multiplied by `magnitude` (yarn, longrope).
+    `pairs` says which columns form pair i: "adjacent" (2i, 2i + 1) or "halves" (i, i + n/2).
+    """
+
+    inverse_frequencies: tuple[float, ...]
+    magnitude: float
+    pairs: Literal["adjacent", "halves"]
+
+
+@dataclass(frozen=True)
+class KvLayer:
+    """What one attention layer keeps per token. `window` = 0 means every earlier token stays visible."""
+
+    n_kv_heads: int
+    head_dim: int
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class Op:
+    """Base of all ops. Fields of type Value other than `out`/`outs` are inputs."""
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        if hasattr(self, "outs"):
+            return tuple(self.outs)
+        return (self.out,) if hasattr(self, "out") else ()
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return tuple(
+            v for f in fields(self) if f.name not in ("out", "outs") and isinstance(v := getattr(self, f.name), Value)
+        )
+
+    @property
+    def weights(self) -> tuple[Matrix | Vector, ...]:
+        found: list[Matrix | Vector] = []
+        for f in fields(self):
+            item = getattr(self, f.name)
+            for w in item if isinstance(item, tuple) else (item,):
+                if isinstance(w, Matrix | Vector):
+                    found.append(w)
+        return tuple(found)
+
+    def __str__(self) -> str:
+        args = []
+        for f in fields(self):
+            item = getattr(self, f.name)
+            if f.name in ("out", "outs") or item is None:
+                continue
+            if isinstance(item, tuple):
+                if all(i is None for i in item):
+                    continue
+                item = "[" + ", ".join(str(i) for i in item) + "]"
+            args.append(str(item) if isinstance(item, Value) else f"{f.name}={item}")
+        left = ", ".join(f"{o}[{o.dim}, {o.width}]" for o in self.outputs)
+        return f"{left + ' = ' if left else ''}{type(self).__name__.lower()}({', '.join(args)})"
+
+
+@dataclass(frozen=True)
+class Embed(Op):
+    """out[t, :] = table[token_id[t], :] * scale"""
+
+    out: Value
+    table: Matrix
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class RmsNorm(Op):
+    """Each run of `group` columns divided by its root mean square (Zhang & Sennrich 2019, arXiv:1910.07467).
+
+    out = x / sqrt(mean(x²) + eps) * weight, the mean taken over the run. `group` is the width, or the size of a
+    head for per-head q/k norms; `weight` has `group` elements and serves every run.
+    """
+
+    out: Value
+    x: Value
+    weight: Vector
+    eps: float
+    group: int
+
+
+@dataclass(frozen=True)
+class Linear(Op):
+    """outs[i] = x · matrices[i]ᵀ + biases[i]: one or several matrices that share an input."""
+
+    outs: tuple[Value, ...]
+    x: Value
+    matrices: tuple[Matrix, ...]
+    biases: tuple[Vector | None, ...]
+
+
+@dataclass(frozen=True)
+class Rope(Op):
+    """Rotates each head of `head_dim` columns by its token's position; see RopeSpec."""
+
+    out: Value
+    x: Value
+    head_dim: int
+    rope: RopeSpec
+
+    def __str__(self) -> str:
+        r = self.rope
+        return (
+            f"{self.out}[{self.out.dim}, {self.out.width}] = rope({self.x}, head_dim={self.head_dim}, "
+            f"dims={2 * len(r.inverse_frequencies)}, pairs={r.pairs}, magnitude={r.magnitude:g})"
+        )
+
+
+@dataclass(frozen=True)
+class KvAppend(Op):
+    """Stores k and v `[tokens, n_kv_heads * head_dim]` of this step in the cache of `layer`, in the cache's type."""
+
+    k: Value
+    v: Value
+    layer: int
+
+
+@dataclass(frozen=True)
+class Attention(Op):
+    """Causal softmax attention over the cache of `layer` (which already holds this step's keys and values).
+
+    scores = scale * q·k, then softcap * tanh(scores / softcap) if softcap > 0; query at position p sees key
+    positions in (p - window, p] if window > 0, else [0, p]. Query head h reads key/value head
+    h // (n_heads / n_kv_heads). q and out are `[tokens, n_heads * head_dim]`. K and V are read back in the
+    cache's type, this step's included, so that a token's result does not depend on how the prompt was cut.
+    """
+
+    out: Value
+    q: Value
+    layer: int
+    n_heads: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+
+
+@dataclass(frozen=True)
+class Glu(Op):
+    """out = activation(gate) * up (Shazeer 2020, arXiv:2002.05202)"""
+
+    out: Value
+    gate: Value
+    up: Value
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class Add(Op):
+    """out = a + b"""
+
+    out: Value
+    a: Value
+    b: Value
+
+
+@dataclass(frozen=True)
+class Scale(Op):
+    """out = x * factor"""
+
+    out: Value
+    x: Value
+    factor: float
+
+
+@dataclass(frozen=True)
+class Softcap(Op):
+    """out = cap * tanh(x / cap)"""
+
+    out: Value
+    x: Value
+    cap: float
+
+
+@dataclass(frozen=True)
+class SelectRows(Op):
+    """out[r, :] = x[logit_rows[r], :]: from "tokens" to "rows"; what follows costs only the wanted rows."""
+
+    out: Value
+    x: Value
+
+
+@dataclass(frozen=True)
+class Program:
+    """A recorded model. `ops` are in execution order; every Value is written once, before it is read.
+
+    `output` is the logits, `[rows, vocab_size]`. `context_length` is the longest position range that the
+    model's metadata allows; the served context is chosen at load and may be smaller.
+    """
+
+    name: str
+    ops: tuple[Op, ...]
+    kv: tuple[KvLayer, ...]
+    output: Value
+    vocab_size: int
+    context_length: int
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    def matrices(self) -> Iterator[Matrix]:
+        """Every Matrix that some op uses, once each, in order of first use."""
+        return (w for w in self._weights() if isinstance(w, Matrix))
+
+    def vectors(self) -> Iterator[Vector]:
+        """Every Vector that some op uses, once each, in order of first use."""
+        return (w for w in self._weights() if isinstance(w, Vector))
+
+    def _weights(self) -> Iterator[Matrix | Vector]:
+        return iter(dict.fromkeys(w for op in self.ops for w in op.weights))
+
+    def __str__(self) -> str:
+        head = (
+            f"program {self.name}: {len(self.ops)} ops, {len(self.kv)} attention layers, vocabulary {self.vocab_size}"
+        )
+        return "\n".join([head, *(f"  {op}" for op in self.ops), f"  return {self.output}"])
