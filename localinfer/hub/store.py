@@ -1,0 +1,131 @@
+"""The store: one folder per model, holding plain files that any other program can use too.
+
+    models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
+    models/smollm2-135m/record.json
+
+A model's folder appears under its final name by one rename, complete and checked, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from localinfer.errors import FormatError, LocalInferError
+from localinfer.hub.catalog import CATALOG
+from localinfer.hub.folders import models_folder
+
+RECORD = "record.json"
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A model in the store; `time` is when it was pulled, ISO 8601 in UTC."""
+
+    name: str
+    path: Path
+    source: str
+    sha256: str
+    size: int
+    time: str
+
+
+def folder_of(name: str) -> Path:
+    """The folder that holds, or would hold, the model of that name."""
+    # No name leads out of the store; ":" is kept out of paths, where other programs split at it.
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "._") else "-" for c in name)
+    if not plain.strip("."):
+        raise LocalInferError(f"{name!r} is no model name", "names look like smollm2:135m")
+    return models_folder() / plain
+
+
+def model_file(name: str) -> Path | None:
+    """The installed file of that name, or None. Reads no record: this is on the path of every start."""
+    try:
+        files = [entry.path for entry in os.scandir(folder_of(name)) if entry.name.endswith(".gguf")]
+    except OSError:
+        return None
+    return Path(files[0]) if len(files) == 1 else None
+
+
+def installed() -> list[Installed]:
+    """Everything in the store, by name. A folder whose record is missing or unreadable is a FormatError."""
+    try:
+        folders = sorted(entry.path for entry in os.scandir(models_folder()) if not entry.name.startswith("."))
+    except FileNotFoundError:
+        return []
+    return sorted((read_record(Path(folder)) for folder in folders), key=lambda model: model.name)
+
+
+def read_record(folder: Path) -> Installed:
+    import json
+
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        path = folder / str(record["file"])
+        if path.parent != folder:
+            raise ValueError(f"file is {record['file']!r}")
+        text = {key: str(record[key]) for key in ("name", "source", "sha256", "time")}
+        return Installed(path=path, size=int(record["size"]), **text)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FormatError(
+            f"{folder / RECORD} cannot be read: {error}", f"move {folder} out of the store and pull the model again"
+        ) from error
+
+
+def write_record(folder: Path, model: Installed) -> None:
+    import json
+
+    record = {
+        "name": model.name,
+        "file": model.path.name,
+        "source": model.source,
+        "sha256": model.sha256,
+        "size": model.size,
+        "time": model.time,
+    }
+    with open(folder / RECORD, "w", encoding="utf-8") as file:
+        json.dump(record, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def resolve(name_or_path: str | os.PathLike[str]) -> Path:
+    """The model file meant by a path or an installed name; LocalInferError says what there is otherwise."""
+    text = os.fspath(name_or_path)
+    path = Path(text).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise LocalInferError(f"{text} is a folder, not a model file", "name the .gguf file in it")
+    if os.sep in text or text.endswith(".gguf"):
+        raise LocalInferError(f"there is no file {text}", "check the path; `localinfer list` shows installed models")
+    if found := model_file(text):
+        return found
+    if text in CATALOG:
+        raise LocalInferError(f"{text} is not installed", f"localinfer pull {text}")
+    raise LocalInferError(f"there is no model {text}", _alternatives())
+
+
+def remove(name: str) -> int:
+    """Deletes an installed model and returns the bytes freed. Processes that have it mapped keep their copy."""
+    folder = folder_of(name)
+    if not folder.is_dir():
+        raise LocalInferError(f"{name} is not installed", _alternatives())
+    # Renamed first: whoever looks meanwhile finds the whole model or none.
+    doomed = folder.with_name(f".removed-{folder.name}-{os.getpid()}")
+    folder.rename(doomed)
+    freed = sum(entry.stat().st_size for entry in os.scandir(doomed))
+    shutil.rmtree(doomed)
+    return freed
+
+
+def _alternatives() -> str:
+    try:
+        have = ", ".join(model.name for model in installed()) or "nothing"
+    except FormatError as error:
+        have = f"unknown ({error.message})"
+    return f"installed: {have}; can be pulled: {', '.join(CATALOG)}; a path to a .gguf file works too"
