@@ -6,7 +6,8 @@
 // summed in any order.
 //
 // Activations are int8 with one float scale per 16 values (a[g], g = k / 16), rounded to nearest, ties to even:
-//   a[g] = max|x| / 127,  q = round(x * (127 / max|x|)) (0 if max is 0),
+//   a[g] = max|x| / 127,  q = round(x * (127 / max|x|)),
+//   except that a group with max|x| < 2^-119 is zero (a = 0, q = 0) and one with an infinity or a NaN has a = NaN, q = 0;
 //   s16[g] = a[g] * float(sum of q over the 16),  s32[b] = s16[2b] + s16[2b + 1]
 // With i(g) = sum over the 16 of u * q, u the unsigned stored weight (signed for Q8_0):
 //   Q4_0, Q5_0   t = float(i(2b)) * a[2b];  t = fma(float(i(2b+1)), a[2b+1], t)

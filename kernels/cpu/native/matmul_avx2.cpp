@@ -1,0 +1,9 @@
+#include "matmul.h"
+
+namespace li {
+
+const MatmulKernels* matmul_avx2() {
+    return nullptr;
+}
+
+} // namespace li

@@ -1,0 +1,127 @@
+// How packed groups of 8 rows look in memory, one struct per block of each fast type. The bytes are those of the GGUF
+// blocks of 8 rows, reordered so that one 256-bit load holds 4 consecutive k of each of 8 rows.
+//
+// In a vector of 32 bytes, byte 4 * r + i belongs to row r. With c = 0 ... 3:
+//   low[c]   low nibble: k = 4c + i, high nibble: k = 16 + 4c + i        (the low 4 bits of a weight)
+//   high     one bit per weight (5-bit types): bit c: k = 4c + i, bit 4 + c: k = 16 + 4c + i
+//   high[h]  two bits per weight (Q6_K): bits 2c, 2c + 1: k = 16h + 4c + i
+//   q[c]     c = 0 ... 7, k = 4c + i                                     (Q8_0)
+// F32, F16, BF16 are stored as [k][8 rows]; every other type as 8 GGUF rows, one after the other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "matmul.h"
+
+namespace li {
+
+enum TensorTypeId : int32_t {
+    kF32 = 0,
+    kF16 = 1,
+    kQ4_0 = 2,
+    kQ4_1 = 3,
+    kQ5_0 = 6,
+    kQ5_1 = 7,
+    kQ8_0 = 8,
+    kQ4_K = 12,
+    kQ5_K = 13,
+    kQ6_K = 14,
+    kBF16 = 30,
+};
+
+struct PackedQ4_0 {
+    uint16_t d[8];
+    uint8_t low[4][32];
+};
+struct PackedQ4_1 {
+    uint16_t d[8], m[8];
+    uint8_t low[4][32];
+};
+struct PackedQ5_0 {
+    uint16_t d[8];
+    uint8_t low[4][32], high[32];
+};
+struct PackedQ5_1 {
+    uint16_t d[8], m[8];
+    uint8_t low[4][32], high[32];
+};
+struct PackedQ8_0 {
+    uint16_t d[8];
+    int8_t q[8][32];
+};
+// `scales`: the three 4-byte words of a GGUF block's 12 scale bytes, word w of row r at scales[w][4 * r].
+struct PackedQ4_K {
+    uint16_t d[8], m[8];
+    uint8_t scales[3][32];
+    struct {
+        uint8_t low[4][32];
+    } sub[8];
+};
+struct PackedQ5_K {
+    uint16_t d[8], m[8];
+    uint8_t scales[3][32];
+    struct {
+        uint8_t low[4][32], high[32];
+    } sub[8];
+};
+struct PackedQ6_K {
+    uint16_t d[8];
+    int8_t scales[16][8];
+    struct {
+        uint8_t low[4][32], high[2][32];
+    } sub[8];
+};
+static_assert(sizeof(PackedQ4_0) == 8 * 18 && sizeof(PackedQ4_1) == 8 * 20 && sizeof(PackedQ5_0) == 8 * 22, "");
+static_assert(sizeof(PackedQ5_1) == 8 * 24 && sizeof(PackedQ8_0) == 8 * 34 && sizeof(PackedQ4_K) == 8 * 144, "");
+static_assert(sizeof(PackedQ5_K) == 8 * 176 && sizeof(PackedQ6_K) == 8 * 210, "");
+
+// Bit patterns of the largest |x| in a group of 16 activations: below the first, 127 / max would overflow and the
+// group is zero; above the second it holds an infinity or a NaN and its scale is NaN.
+constexpr uint32_t kSmallestMagnitudeBits = (127 - 119) << 23; // 2^-119
+constexpr uint32_t kLargestMagnitudeBits = 0x7f7fffff;
+
+// Tables and functions shared by every instruction set (matmul_common.cpp, compiled for the baseline).
+bool common_integer_type(int32_t type);
+size_t common_group_bytes(int32_t type, int32_t cols);
+void common_pack_group(int32_t type, const uint8_t* source, size_t row_bytes, int rows, int32_t cols, uint8_t* group);
+void common_unpack_row(const PackedMatrix& w, int32_t row, float* out);
+// One row of packed weights of a float type as floats, for k in [begin, end) (whole blocks), all 8 rows: out[k - begin][8].
+void common_float_panel(const PackedMatrix& w, int group, int32_t begin, int32_t end, float* out);
+
+// Types without fast kernels (generic_types.cpp). Block sizes in weights and bytes; 0 if the type is unknown or its
+// codebook was not set.
+int32_t generic_block_size(int32_t type);
+int32_t generic_block_bytes(int32_t type);
+// `blocks` consecutive blocks as floats, exactly as kernels/reference/dequantize.py computes them.
+void generic_dequantize(int32_t type, const uint8_t* source, int32_t blocks, float* out);
+
+// IEEE half precision to single, exact (subnormals, infinities and NaN included).
+static inline float half_to_float(uint16_t half) {
+    const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
+    const uint32_t magnitude = half & 0x7fff;
+    uint32_t bits;
+    if (magnitude >= 0x7c00) {
+        bits = 0x7f800000 | (magnitude & 0x3ff) << 13;
+    } else if (magnitude >= 0x400) {
+        bits = (magnitude << 13) + (112u << 23);
+    } else {
+        const float subnormal = static_cast<float>(magnitude) * 0x1p-24f;
+        std::memcpy(&bits, &subnormal, 4);
+    }
+    bits |= sign;
+    float out;
+    std::memcpy(&out, &bits, 4);
+    return out;
+}
+
+// The 6-bit scale and min of sub-block `sub` of row `row`, from the packed scale words of a Q4_K or Q5_K block.
+static inline void k_scale_min(const uint8_t (*scales)[32], int row, int sub, int& scale, int& min) {
+    const int byte = 4 * row + sub % 4;
+    const uint8_t d = scales[0][byte], m = scales[1][byte], both = scales[2][byte];
+    scale = sub < 4 ? d & 63 : (both & 15) | (d >> 6) << 4;
+    min = sub < 4 ? m & 63 : both >> 4 | (m >> 6) << 4;
+}
+
+} // namespace li

@@ -1,0 +1,253 @@
+"""The CPU backend's matrix products against the contract written in kernels/cpu/native/matmul.h.
+
+`contract` below evaluates every chain of float operations of that contract in numpy, with exactly rounded fused
+multiply-adds, so kernels are compared bit by bit: with the contract, between instruction sets, between numbers of
+tokens, and between splits of the rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize
+
+from localinfer.kernels.native_library import open_library
+from localinfer.kernels.types import TYPES
+
+Array = np.ndarray[Any, Any]
+
+LIBRARY = open_library("localinfer.kernels.cpu._cpu")
+LIBRARY.li_matmul_group_bytes.restype = ctypes.c_size_t
+ISAS = [isa for isa in ("portable", "avx2", "avx512vnni") if LIBRARY.li_matmul_has(isa.encode())]
+
+INTEGER_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+FLOAT_TYPES = ("F32", "F16", "BF16")
+ROWS = (1, 7, 8, 9, 33)
+
+
+def pointer(array: Array) -> ctypes.c_void_p:
+    assert array.flags.c_contiguous
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def aligned(size: int) -> Array:
+    """`size` zero bytes at a multiple of 64."""
+    base = np.zeros(size + 64, np.uint8)
+    start = -base.ctypes.data % 64
+    return base[start : start + size]
+
+
+class Weights:
+    """A random or given matrix of a type, as in a file, and packed for one instruction set."""
+
+    def __init__(self, isa: str, type_name: str, raw: Array, cols: int) -> None:
+        self.isa, self.type, self.raw, self.cols, self.rows = isa.encode(), TYPES[type_name], raw, cols, raw.shape[0]
+        self.group_bytes = int(LIBRARY.li_matmul_group_bytes(self.isa, self.type.id, cols))
+        assert self.group_bytes % 64 == 0
+        assert self.group_bytes - 64 < 8 * raw.shape[1] <= self.group_bytes
+        self.groups = (self.rows + 7) // 8
+        self.packed = aligned(self.groups * self.group_bytes)
+        LIBRARY.li_matmul_pack(
+            self.isa, self.type.id, pointer(raw), ctypes.c_size_t(raw.shape[1]), self.rows, cols, pointer(self.packed)
+        )
+
+    def unpack(self) -> Array:
+        out = np.empty((self.rows, self.cols), np.float32)
+        for row in range(self.rows):
+            LIBRARY.li_matmul_unpack_row(
+                self.isa, self.type.id, self.rows, self.cols, pointer(self.packed), row, pointer(out[row])
+            )
+        return out
+
+    def multiply(
+        self, a: Activations, groups: tuple[int, int] | None = None, bias: Array | None = None, y: Array | None = None
+    ) -> Array:
+        y = np.full((len(a.x), self.rows), np.nan, np.float32) if y is None else y
+        begin, end = groups or (0, self.groups)
+        LIBRARY.li_matmul_multiply(
+            self.isa,
+            self.type.id,
+            self.rows,
+            self.cols,
+            pointer(self.packed),
+            *(pointer(part) for part in (a.x, a.q, a.scale, a.sum16, a.sum32)),
+            len(a.x),
+            begin,
+            end,
+            pointer(y),
+            ctypes.c_size_t(self.rows),
+            None if bias is None else pointer(bias),
+        )
+        return y
+
+
+class Activations:
+    """Rows of floats and their int8 form, as one instruction set quantizes them."""
+
+    def __init__(self, isa: str, x: Array) -> None:
+        tokens, cols = x.shape
+        self.x = np.ascontiguousarray(x, np.float32)
+        self.q = np.empty((tokens, cols), np.int8)
+        self.scale = np.empty((tokens, cols // 16), np.float32)
+        self.sum16 = np.empty((tokens, cols // 16), np.float32)
+        self.sum32 = np.empty((tokens, cols // 32), np.float32)
+        outputs = [pointer(part) for part in (self.q, self.scale, self.sum16, self.sum32)]
+        LIBRARY.li_matmul_quantize(isa.encode(), pointer(self.x), tokens, cols, *outputs)
+
+    def rows(self, begin: int, end: int) -> Activations:
+        part = Activations.__new__(Activations)
+        for name in ("x", "q", "scale", "sum16", "sum32"):
+            setattr(part, name, np.ascontiguousarray(getattr(self, name)[begin:end]))
+        return part
+
+
+def random_rows(type_name: str, rows: int, cols: int, seed: int = 0) -> Array:
+    """Random GGUF bytes whose scales are finite and of both signs; everything else may be anything."""
+    random = np.random.default_rng(seed)
+    if type_name in FLOAT_TYPES:
+        values = random.standard_normal((rows, cols)).astype(np.float32)
+        return gguf.quants.quantize(values, gguf.GGMLQuantizationType[type_name]).view(np.uint8).reshape(rows, -1)
+    type_ = TYPES[type_name]
+    raw = random.integers(0, 256, (rows, cols // type_.block_size, type_.block_bytes), np.uint8)
+    for offset in HALF_OFFSETS[type_name]:
+        scales = (random.standard_normal(raw.shape[:2]) * 0.01).astype(np.float16)
+        raw[..., offset : offset + 2] = scales[..., None].view(np.uint8)
+    return raw.reshape(rows, -1)
+
+
+# Where in a block its half-precision numbers lie.
+HALF_OFFSETS: dict[str, tuple[int, ...]] = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+
+
+def fma(a: Array, b: Array, c: Array) -> Array:
+    """float32 a * b + c rounded once: the sum in float64 rounded to odd, then to nearest (Boldo & Melquiond 2008)."""
+    product, addend = a.astype(np.float64) * b.astype(np.float64), np.asarray(c, np.float64)
+    product, addend = np.broadcast_arrays(product, addend)
+    total = product + addend
+    part = total - product
+    error = (product - (total - part)) + (addend - part)
+    even = (total.view(np.int64) & 1) == 0
+    odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    return np.where((error != 0) & even, odd, total).astype(np.float32)
+
+
+def quantize(x: Array) -> tuple[Array, Array, Array, Array]:
+    """q, scale, sum16, sum32 as matmul.h defines them, for finite x."""
+    groups = x.reshape(len(x), -1, 16)
+    largest = np.abs(groups).max(-1)
+    zero = largest < 2.0**-119
+    safe = np.where(zero, np.float32(1), largest)
+    q = np.rint(groups * (np.float32(127) / safe)[..., None])
+    q[zero] = 0
+    scale = np.where(zero, np.float32(0), largest / np.float32(127))
+    sum16 = scale * q.sum(-1).astype(np.float32)
+    return q.reshape(x.shape).astype(np.int8), scale, sum16, sum16[:, ::2] + sum16[:, 1::2]
+
+
+def stored_weights(type_name: str, raw: Array) -> tuple[Array, ...]:
+    """(u [rows, cols], d, m [rows, blocks], sc [rows, cols / 16], mins [rows, cols / 32]) of an integer type."""
+    blocks = raw.reshape(len(raw), -1, TYPES[type_name].block_bytes)
+
+    def half(offset: int) -> Array:
+        return np.ascontiguousarray(blocks[..., offset : offset + 2]).view(np.float16)[..., 0].astype(np.float32)
+
+    def nibbles(part: Array, run: int) -> Array:  # `run` bytes hold 2 * run weights: low nibbles, then high
+        part = part.reshape(*part.shape[:2], -1, 1, run)
+        return (np.concatenate([part, part >> 4], -2) & 15).reshape(*part.shape[:2], -1)
+
+    def bits(part: Array, axis: int) -> Array:
+        return np.unpackbits(part, axis=axis, bitorder="little")
+
+    d = half(HALF_OFFSETS[type_name][0])
+    m = half(2) if len(HALF_OFFSETS[type_name]) == 2 else -d * {"Q4_0": 8, "Q5_0": 16}.get(type_name, 0)
+    sc = mins = np.zeros(0)
+    if type_name == "Q8_0":
+        u = blocks[..., 2:].view(np.int8)
+    elif type_name in ("Q4_0", "Q4_1"):
+        u = nibbles(blocks[..., -16:], 16)
+    elif type_name in ("Q5_0", "Q5_1"):
+        u = nibbles(blocks[..., -16:], 16) | bits(blocks[..., -20:-16], -1) << 4
+    elif type_name == "Q6_K":
+        low = blocks[..., :128].reshape(*blocks.shape[:2], 2, 2, 32)
+        low = np.stack([low[..., 0, :] & 15, low[..., 1, :] & 15, low[..., 0, :] >> 4, low[..., 1, :] >> 4], -2)
+        high = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32) >> np.array([0, 2, 4, 6])[:, None] & 3
+        u = low | high << 4
+        sc = blocks[..., 192:208].view(np.int8).astype(np.int64)
+    else:
+        u = nibbles(blocks[..., -128:], 32)
+        if type_name == "Q5_K":
+            high = blocks[..., 16:48].reshape(*blocks.shape[:2], 1, 32) >> np.arange(8)[:, None] & 1
+            u = u | high.reshape(u.shape) << 4
+        a, b, c = (blocks[..., i : i + 4].astype(np.int64) for i in (4, 8, 12))
+        sc = np.concatenate([a & 63, (c & 15) | (a >> 6) << 4], -1).repeat(2, -1)
+        mins = np.concatenate([b & 63, c >> 4 | (b >> 6) << 4], -1)
+    return tuple(part.reshape(len(raw), -1) for part in (u.astype(np.int64), d, m, sc, mins))
+
+
+def contract(type_name: str, raw: Array, x: Array) -> Array:
+    """y [tokens, rows], bit for bit."""
+    shape = (len(x), len(raw))
+    acc = np.zeros(shape, np.float32)
+    if type_name not in INTEGER_TYPES:
+        w = dequantize(raw, gguf.GGMLQuantizationType[type_name]).astype(np.float32)
+        for k in range(x.shape[1]):
+            acc = fma(w[None, :, k], x[:, None, k], acc)
+        return acc
+    q, a, s16, s32 = quantize(x)
+    u, d, m, sc, mins = stored_weights(type_name, raw)
+    i = np.einsum("rgk,tgk->gtr", u.reshape(len(raw), -1, 16), q.astype(np.int64).reshape(len(x), -1, 16))
+    groups = TYPES[type_name].block_size // 16
+    for block in range(d.shape[1]):
+        t, v = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        for g in range(block * groups, (block + 1) * groups):
+            dot = (i[g] * (sc[None, :, g] if sc.size else 1)).astype(np.float32)
+            t = fma(dot, a[:, None, g], t)
+            if type_name == "Q6_K":
+                v = fma(sc[None, :, g].astype(np.float32), s16[:, None, g], v)
+            elif mins.size and g % 2:
+                v = fma(mins[None, :, g // 2].astype(np.float32), s32[:, None, g // 2], v)
+        acc = fma(d[None, :, block], t, acc)
+        if type_name == "Q6_K":
+            acc = fma(-32 * d[None, :, block], v, acc)
+        elif type_name in ("Q4_K", "Q5_K"):
+            acc = fma(-m[None, :, block], v, acc)
+        elif type_name != "Q8_0":
+            acc = fma(m[None, :, block], s32[:, None, block], acc)
+    return acc
+
+
+def columns(type_name: str) -> tuple[int, ...]:
+    """One block; for blocks of 32 also counts that are no multiple of 256, as real models have."""
+    return {256: (256, 768), 128: (128, 384), 64: (64, 576)}.get(TYPES[type_name].block_size, (32, 576, 896))
+
+
+def inputs(tokens: int, cols: int, seed: int = 1) -> Array:
+    random = np.random.default_rng(seed)
+    return (random.standard_normal((tokens, cols)) * random.lognormal(0, 2, (tokens, cols))).astype(np.float32)
+
+
+def same_bits(one: Array, other: Array) -> bool:
+    return one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", INTEGER_TYPES + FLOAT_TYPES)
+@pytest.mark.parametrize("rows", ROWS)
+def test_products_follow_the_contract(isa: str, type_name: str, rows: int) -> None:
+    for cols in columns(type_name):
+        raw, x = random_rows(type_name, rows, cols), inputs(5, cols)
+        expected = contract(type_name, raw, x)
+        assert same_bits(Weights(isa, type_name, raw, cols).multiply(Activations(isa, x)), expected)
