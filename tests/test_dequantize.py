@@ -1,0 +1,99 @@
+"""Every dequantizer against gguf-py's, bit for bit."""
+
+from __future__ import annotations
+
+from array import array
+
+import gguf
+import numpy as np
+import pytest
+from gguf import quants
+
+from localinfer.errors import UnsupportedError
+from localinfer.kernels.reference.dequantize import DEQUANTIZERS, dequantize
+from localinfer.kernels.types import TYPES
+
+# Types that gguf-py cannot dequantize either: they hold activations, or are too new.
+WITHOUT_DEQUANTIZER = {"Q8_1", "Q8_K", "Q1_0"}
+PLAIN = {"F64": "<f8", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
+
+
+def expected(name: str, data: np.ndarray, columns: int) -> np.ndarray:
+    if name in PLAIN:
+        return data.view(PLAIN[name]).astype(np.float32)
+    return quants.dequantize(data, gguf.GGMLQuantizationType[name])
+
+
+def same_bits(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """Equal bits, except that any NaN equals any other (hardware chooses the payload)."""
+    either = np.isnan(ours) | np.isnan(theirs)
+    equal = ours.view(np.uint32) == theirs.view(np.uint32)
+    return ours.shape == theirs.shape and bool(np.all(np.where(either, np.isnan(ours) & np.isnan(theirs), equal)))
+
+
+def random_blocks(name: str, rows: int, columns: int, seed: int, finite: bool) -> np.ndarray:
+    """Random bytes; with `finite`, the fields that hold float scales get ordinary values."""
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, (rows, TYPES[name].row_bytes(columns)), np.uint8)
+    layout = DEQUANTIZERS[name][0]
+    if finite and TYPES[name].block_size > 1:
+        blocks = data.view(layout)
+        for field in {"d", "m", "dmin"} & set(layout.names or ()):
+            blocks[field] = rng.normal(0, 0.01, blocks.shape).astype(np.float16)
+    return data
+
+
+@pytest.mark.parametrize("finite", [True, False], ids=["ordinary scales", "any bits"])
+@pytest.mark.parametrize("name", DEQUANTIZERS)
+def test_equals_gguf_py(name: str, finite: bool) -> None:
+    columns = 3 * TYPES[name].block_size
+    data = random_blocks(name, 97, columns, seed=7, finite=finite)
+    with np.errstate(all="ignore"):
+        theirs = expected(name, data, columns)
+    ours = dequantize(TYPES[name], memoryview(data).cast("B"), (97, columns))
+    assert ours.dtype == np.float32
+    assert ours.shape == (97, columns)
+    assert same_bits(ours, theirs)
+    if finite and TYPES[name].block_size > 1:
+        assert np.isfinite(ours).all()
+        assert len(np.unique(ours)) > 100, "the weights should differ"
+
+
+@pytest.mark.parametrize("name", ["MXFP4", "NVFP4", "TQ1_0"])
+def test_every_byte_value_of_the_first_field(name: str) -> None:
+    """Exponents and base-3 bytes have special values; all 256 are tried."""
+    data = np.resize(np.arange(256, dtype=np.uint8), (256, TYPES[name].block_bytes)).copy()
+    data[:, 0] = np.arange(256)
+    if name == "TQ1_0":
+        data[:, -2:] = np.array([1], np.float16).view(np.uint8)
+    with np.errstate(all="ignore"):
+        theirs = expected(name, data, TYPES[name].block_size)
+    assert same_bits(dequantize(TYPES[name], data, theirs.shape), theirs)
+
+
+def test_the_table_covers_all_types_but_the_named_ones() -> None:
+    assert set(TYPES) - set(DEQUANTIZERS) == WITHOUT_DEQUANTIZER
+    by_gguf_py = {t.name for t in quants._type_traits} | {"F32", "F16"}
+    assert by_gguf_py <= set(DEQUANTIZERS)
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_DEQUANTIZER))
+def test_a_type_without_dequantizer_is_named(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"tensor blk\.0\.x is of type {name}"):
+        dequantize(TYPES[name], bytes(TYPES[name].block_bytes), (TYPES[name].block_size,), "tensor blk.0.x")
+
+
+def test_types_agree_with_gguf_py() -> None:
+    theirs = {t.name: (t.value, *gguf.GGML_QUANT_SIZES[t]) for t in gguf.GGMLQuantizationType}
+    assert {t.name: (t.id, t.block_size, t.block_bytes) for t in TYPES.values()} == theirs
+
+
+def test_many_chunks_and_three_dimensions() -> None:
+    data = random_blocks("Q8_0", 3 * 700, 1024, seed=3, finite=True)
+    ours = dequantize(TYPES["Q8_0"], data.data, (3, 700, 1024))
+    assert same_bits(ours.reshape(-1, 1024), expected("Q8_0", data, 1024))
+
+
+def test_any_buffer_is_accepted_and_an_empty_one_too() -> None:
+    assert dequantize(TYPES["F32"], array("f", [1.5, -2]), (2,)).tolist() == [1.5, -2]
+    assert dequantize(TYPES["Q4_0"], b"", (0, 32)).shape == (0, 32)
