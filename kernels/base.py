@@ -19,7 +19,7 @@ from localinfer.kernels.types import TensorType
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-KvType = Literal["f16", "bf16", "int8"]
+KvType = Literal["f16", "bf16", "int8", "f32"]  # f32: for exact comparisons; only the reference needs to have it
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
