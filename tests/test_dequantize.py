@@ -40,6 +40,10 @@ def random_blocks(name: str, rows: int, columns: int, seed: int, finite: bool) -
         blocks = data.view(layout)
         for field in {"d", "m", "dmin"} & set(layout.names or ()):
             blocks[field] = rng.normal(0, 0.01, blocks.shape).astype(np.float16)
+        if name == "MXFP4":
+            blocks["e"] = rng.integers(110, 130, blocks.shape)
+        if name == "IQ1_M":  # its binary16 scale ends in the top bits of the last field
+            blocks["scales"][..., 3] = blocks["scales"][..., 3] & 0x0FFF | 0x2000
     return data
 
 

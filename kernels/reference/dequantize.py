@@ -449,7 +449,8 @@ def iq1_s(block: Array) -> Floats:
     shift = np.where(high >> np.uint16(15), np.float32(-0.125), np.float32(0.125))
     upper = (high[..., None] >> np.array([0, 3, 6, 9], np.uint16)) & np.uint16(7)
     index = block["low"].reshape(-1, 8, 4) | (upper << np.uint16(8))
-    return scales[..., None, None] * (_code_book("IQ1_S")[index] + shift[..., None, None])
+    weights: Floats = scales[..., None, None] * (_code_book("IQ1_S")[index] + shift[..., None, None])
+    return weights
 
 
 @_layout(("low", _BYTES, 32), ("high", _BYTES, 16), ("scales", _SHORT, 4))
@@ -468,4 +469,5 @@ def iq1_m(block: Array) -> Floats:
     shift = np.where(high & np.uint8(8), np.float32(-0.125), np.float32(0.125))
     index = block["low"] | ((high & np.uint8(7)).astype(np.uint16) << np.uint16(8))
     shifted = _code_book("IQ1_M")[index] + shift[..., None]
-    return scales.reshape(-1, 16, 1) * shifted.reshape(-1, 16, 16)
+    weights: Floats = scales.reshape(-1, 16, 1) * shifted.reshape(-1, 16, 16)
+    return weights
