@@ -59,8 +59,8 @@ def _probe(url: str) -> str:
 
     def ask() -> None:
         headers = _FirstHeaders()
-        request = urllib.request.Request(url, method="HEAD")
         try:
+            request = urllib.request.Request(url, method="HEAD")
             with urllib.request.build_opener(headers).open(request, timeout=PROBE_SECONDS) as answer:
                 result.append(headers.linked_etag or answer.headers.get("X-Linked-ETag", ""))
         except Exception as error:  # handed to the thread that waits
@@ -92,7 +92,7 @@ class _FirstHeaders(urllib.request.HTTPRedirectHandler):
 
 def _unreachable(url: str, error: Exception) -> LocalInferError:
     if isinstance(error, urllib.error.HTTPError):
+        error.close()
         return LocalInferError(f"{url} answers {error.code} {error.reason}")
     reason = getattr(error, "reason", None) or error
-    host = urllib.parse.urlsplit(url).netloc or url
-    return LocalInferError(f"{host} cannot be reached: {reason}")
+    return LocalInferError(f"{url} cannot be reached: {reason}")

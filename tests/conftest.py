@@ -1,0 +1,78 @@
+"""Every test has a store and settings of its own, and no network; the real models are pulled once, outside."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from localinfer.errors import LocalInferError
+from localinfer.hub.catalog import CATALOG
+from localinfer.hub.pull import file_sha256, pull
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "network: uses the package index; skips with the reason if it cannot")
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALINFER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "120")
+    for name in ("FORCE_COLOR", "NO_COLOR", "XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections leave this machine in no test, nor in the processes it starts, unless it is marked `network`."""
+    if request.node.get_closest_marker("network"):
+        return
+    # The discard port: refused at once.
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    for name in [n for n in os.environ if n in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL")]:
+        monkeypatch.delenv(name)
+    for name in [n for n in os.environ if n.lower() in ("http_proxy", "https_proxy", "all_proxy")]:
+        monkeypatch.delenv(name)
+    connect = socket.socket.connect
+
+    def local_only(self: socket.socket, address: object) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            assert isinstance(address, tuple)
+            assert address[0] in ("127.0.0.1", "::1", "localhost"), f"a test connects to {address}"
+        connect(self, address)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket.socket, "connect", local_only)
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1: a small real chat model."""
+    return real_model("smollm2:135m")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3 270M, Q4_K_M: a small real base model with a vocabulary of 262,144."""
+    return real_model("gemma3:270m")
+
+
+def real_model(name: str) -> Path:
+    """The catalog's file: from the folder LOCALINFER_TEST_MODELS, else pulled once into the user's cache."""
+    entry = CATALOG[name]
+    if folder := os.environ.get("LOCALINFER_TEST_MODELS"):
+        for path in sorted(Path(folder).rglob("*.gguf")):
+            if path.stat().st_size == entry.size and file_sha256(path) == entry.sha256:
+                return path
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCALINFER_HOME", str(Path(cache) / "localinfer-tests"))
+        try:
+            return pull(name).path
+        except LocalInferError as error:
+            pytest.skip(f"the real model {name} is not here: {error.message}")

