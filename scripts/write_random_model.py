@@ -52,7 +52,7 @@ SHAPES = {
 
 
 def more_bits(layer: int, layers: int) -> bool:
-    """Whether Q4_K_M gives attn_v and ffn_down of this layer Q6_K: the first and last eighth, and every third between."""
+    """Whether Q4_K_M stores this layer's attn_v and ffn_down as Q6_K: first and last eighth, every third between."""
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
