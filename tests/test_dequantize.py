@@ -60,7 +60,7 @@ def test_equals_gguf_py(name: str, finite: bool) -> None:
     assert same_bits(ours, theirs)
     if finite and TYPES[name].block_size > 1:
         assert np.isfinite(ours).all()
-        assert len(np.unique(ours)) > 100, "the weights should differ"
+        assert len(np.unique(ours)) > 50, "the weights should differ"
 
 
 @pytest.mark.parametrize("name", ["MXFP4", "NVFP4", "TQ1_0"])

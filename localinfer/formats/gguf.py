@@ -193,6 +193,8 @@ class _Part:
         self.tensors = self._place_tensors(infos)
 
     def _map(self) -> memoryview:
+        if self.path.exists() and not self.path.is_file():
+            raise LocalInferError(f"{self.path} is not a file", "give the path of a .gguf file")
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, 2) < _HEADER_BYTES:
@@ -283,13 +285,14 @@ class _Part:
             self._fail(f"tensor {name} is empty: its shape is {dimensions[::-1]}", start + 4)
         type_id = self._number("I", 4, f"the type of tensor {name}")
         if type_id not in BY_ID:
-            removed = type_id in _REMOVED_TYPES
-            known_as = f"{_REMOVED_TYPES[type_id]}, which no longer exists" if removed else f"unknown type {type_id}"
+            where = f"{self.path}: tensor {name} is of type"
+            if type_id in _REMOVED_TYPES:
+                raise UnsupportedError(
+                    f"{where} {_REMOVED_TYPES[type_id]}, which no longer exists", "convert the model again"
+                )
             raise UnsupportedError(
-                f"{self.path}: tensor {name} is of {known_as} (byte {self.position - 4})",
-                "convert the model again"
-                if removed
-                else "download it again if it may be damaged, or update localinfer",
+                f"{where} {type_id}, which is not known (byte {self.position - 4})",
+                "update localinfer, or download the file again if it may be damaged",
             )
         tensor_type = BY_ID[type_id]
         if dimensions[0] % tensor_type.block_size:
@@ -361,4 +364,5 @@ class _Part:
         return value
 
     def _fail(self, what: str, at: int | None = None) -> NoReturn:
-        raise FormatError(f"{self.path}: {what} (byte {self.position if at is None else at})", _DAMAGED)
+        where = "" if at is None else f" (byte {at})"
+        raise FormatError(f"{self.path}: {what}{where}", _DAMAGED)
