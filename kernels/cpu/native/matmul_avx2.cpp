@@ -1,4 +1,84 @@
+// The matrix products for AVX2: int8 products by vpmaddubsw, pairs of which are summed in 16 bits as far as they fit.
 #include "matmul.h"
+#include "matmul_layout.h"
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+
+#define LI_INLINE static inline __attribute__((always_inline))
+
+namespace li {
+namespace {
+
+enum class Weight { u4, u5, u6, s8 };
+
+constexpr bool kOffsetWeights = false;
+using Scale = __m256i; // the integer scale in both 16-bit halves of a row's lane
+
+extern const uint8_t kLanePair[4][32];
+
+LI_INLINE __m256i broadcast4(const int8_t* q) {
+    int32_t word;
+    __builtin_memcpy(&word, q, 4);
+    return _mm256_set1_epi32(word);
+}
+
+LI_INLINE Scale lane_scale(__m256i bytes, int lane);
+
+LI_INLINE Scale byte_scale(const int8_t* p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(bytes, bytes));
+}
+
+// The integer sums, times `scale` in both halves of a lane. 16-bit sums of products with |q| <= 127: four times two
+// of at most 31 * 127 fit, two times two of 63 * 127, one times two of 128 * 127.
+template <Weight weight>
+LI_INLINE __m256i integer_dot(const __m256i* w, const int8_t* q, __m256i scale) {
+    const __m256i x0 = broadcast4(q), x1 = broadcast4(q + 4), x2 = broadcast4(q + 8), x3 = broadcast4(q + 12);
+    if constexpr (weight == Weight::s8) {
+        const __m256i p0 = _mm256_maddubs_epi16(_mm256_abs_epi8(w[0]), _mm256_sign_epi8(x0, w[0]));
+        const __m256i p1 = _mm256_maddubs_epi16(_mm256_abs_epi8(w[1]), _mm256_sign_epi8(x1, w[1]));
+        const __m256i p2 = _mm256_maddubs_epi16(_mm256_abs_epi8(w[2]), _mm256_sign_epi8(x2, w[2]));
+        const __m256i p3 = _mm256_maddubs_epi16(_mm256_abs_epi8(w[3]), _mm256_sign_epi8(x3, w[3]));
+        return _mm256_add_epi32(_mm256_add_epi32(_mm256_madd_epi16(p0, scale), _mm256_madd_epi16(p1, scale)),
+                                _mm256_add_epi32(_mm256_madd_epi16(p2, scale), _mm256_madd_epi16(p3, scale)));
+    } else {
+        const __m256i s0 = _mm256_add_epi16(_mm256_maddubs_epi16(w[0], x0), _mm256_maddubs_epi16(w[1], x1));
+        const __m256i s1 = _mm256_add_epi16(_mm256_maddubs_epi16(w[2], x2), _mm256_maddubs_epi16(w[3], x3));
+        if constexpr (weight == Weight::u6)
+            return _mm256_add_epi32(_mm256_madd_epi16(s0, scale), _mm256_madd_epi16(s1, scale));
+        else
+            return _mm256_madd_epi16(_mm256_add_epi16(s0, s1), scale);
+    }
+}
+
+template <Weight weight>
+LI_INLINE __m256 dot(const __m256i* w, const int8_t* q, const int32_t*) {
+    return _mm256_cvtepi32_ps(integer_dot<weight>(w, q, _mm256_set1_epi16(1)));
+}
+
+template <Weight weight>
+LI_INLINE __m256 dot_scaled(const __m256i* w, const int8_t* q, Scale scale) {
+    return _mm256_cvtepi32_ps(integer_dot<weight>(w, q, scale));
+}
+
+#include "matmul_x86.inl"
+
+LI_INLINE Scale lane_scale(__m256i bytes, int lane) {
+    return _mm256_shuffle_epi8(bytes, load(kLanePair[lane]));
+}
+
+} // namespace
+
+const MatmulKernels* matmul_avx2() {
+    static const MatmulKernels kernels = {common_integer_type, common_group_bytes, common_pack_group,
+                                          common_unpack_row,   quantize_row,       multiply};
+    return &kernels;
+}
+
+} // namespace li
+
+#else
 
 namespace li {
 
@@ -7,3 +87,5 @@ const MatmulKernels* matmul_avx2() {
 }
 
 } // namespace li
+
+#endif

@@ -1,0 +1,483 @@
+// Matrix products for x86 with 256-bit vectors, included once per instruction set inside an anonymous namespace.
+//
+// The including file defines, for its instruction set:
+//   kOffsetWeights             whether signed weights are made unsigned by adding 128 (see `dot`)
+//   Scale, integer_scale(...)  the form in which an integer scale of 8 rows is multiplied
+//   dot<weight>(w, q, offset)          float(sum over 16 k of w * q) of 8 rows
+//   dot_scaled<weight>(w, q, scale)    the same with the integer sum times the integer scale
+// A vector of weights holds 4 consecutive k of 8 rows (byte 4 * row + i); w[4] are 16 k, q points at their 16
+// activations. Every kernel keeps to the chains of float operations in matmul.h.
+//
+// One to eight tokens: weights are unpacked in registers, and four streams of groups are read at a time, because one
+// stream does not saturate the memory bus. More tokens: 16 rows x 256 k are unpacked to a panel that stays in the
+// first-level cache while all tokens of a block pass over it.
+
+constexpr int kDirectTokens = 8; // most tokens for which weights are unpacked in registers
+constexpr int kStreams = 4;
+constexpr int kTileTokens = 16;       // tokens that pass over a panel together
+constexpr int kBlockTokens = 128;     // tokens that share one unpacking
+constexpr int kPanelSubs = 8;         // sub-blocks of 32 k in a panel
+constexpr size_t kOffsetRoom = 16384; // integer offsets of one block of tokens (64 KiB of stack)
+
+// One block of tokens; pointers are to its first row.
+struct Rows {
+    int count;
+    const int8_t* q;
+    const float *scale, *sum16, *sum32;
+    const int32_t* offset; // -128 * (sum of q) per 16 values, where kOffsetWeights
+    size_t q_stride, scale_stride, sum32_stride, offset_stride;
+
+    Rows from(int token) const {
+        Rows rows = *this;
+        rows.count -= token;
+        rows.q += token * q_stride;
+        rows.scale += token * scale_stride;
+        rows.sum16 += token * scale_stride;
+        rows.sum32 += token * sum32_stride;
+        if (offset)
+            rows.offset += token * offset_stride;
+        return rows;
+    }
+};
+
+LI_INLINE __m256i load(const void* p) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+
+LI_INLINE __m256 load_halves(const uint16_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+LI_INLINE __m256 broadcast(const float* p) {
+    return _mm256_broadcast_ss(p);
+}
+
+// ---- unpacking: 32 k of 8 rows to w[8], k ascending
+
+LI_INLINE void unpack_nibbles(const uint8_t (*low)[32], __m256i* w) {
+    const __m256i mask = _mm256_set1_epi8(15);
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+        const __m256i both = load(low[c]);
+        w[c] = _mm256_and_si256(both, mask);
+        w[4 + c] = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+    }
+}
+
+LI_INLINE void unpack_five(const uint8_t (*low)[32], const uint8_t* high, __m256i* w) {
+    const __m256i mask = _mm256_set1_epi8(16), bits = load(high);
+    unpack_nibbles(low, w);
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+        w[c] = _mm256_or_si256(w[c], _mm256_and_si256(_mm256_slli_epi16(bits, 4 - c), mask));
+        w[4 + c] = _mm256_or_si256(w[4 + c], _mm256_and_si256(_mm256_srli_epi16(bits, c), mask));
+    }
+}
+
+LI_INLINE void unpack_six(const uint8_t (*low)[32], const uint8_t (*high)[32], __m256i* w) {
+    const __m256i mask = _mm256_set1_epi8(0x30);
+    unpack_nibbles(low, w);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+        const __m256i bits = load(high[half]);
+        const __m256i shifted[4] = {_mm256_slli_epi16(bits, 4), _mm256_slli_epi16(bits, 2), bits,
+                                    _mm256_srli_epi16(bits, 2)};
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++)
+            w[4 * half + c] = _mm256_or_si256(w[4 * half + c], _mm256_and_si256(shifted[c], mask));
+    }
+}
+
+LI_INLINE void unpack_signed(const int8_t (*q)[32], __m256i* w) {
+    const __m256i flip = _mm256_set1_epi8(kOffsetWeights ? -128 : 0);
+#pragma GCC unroll 8
+    for (int c = 0; c < 8; c++)
+        w[c] = _mm256_xor_si256(load(q[c]), flip);
+}
+
+// ---- formats: how a block is unpacked, and its float factors
+
+struct FormatQ4_0 {
+    using Block = PackedQ4_0;
+    static constexpr Weight kWeight = Weight::u4;
+    static constexpr bool kMin = true;
+    LI_INLINE void unpack(const Block& b, __m256i* w) { unpack_nibbles(b.low, w); }
+    LI_INLINE __m256 min(const Block&, __m256 d) { return _mm256_mul_ps(d, _mm256_set1_ps(-8.0f)); }
+};
+struct FormatQ4_1 {
+    using Block = PackedQ4_1;
+    static constexpr Weight kWeight = Weight::u4;
+    static constexpr bool kMin = true;
+    LI_INLINE void unpack(const Block& b, __m256i* w) { unpack_nibbles(b.low, w); }
+    LI_INLINE __m256 min(const Block& b, __m256) { return load_halves(b.m); }
+};
+struct FormatQ5_0 {
+    using Block = PackedQ5_0;
+    static constexpr Weight kWeight = Weight::u5;
+    static constexpr bool kMin = true;
+    LI_INLINE void unpack(const Block& b, __m256i* w) { unpack_five(b.low, b.high, w); }
+    LI_INLINE __m256 min(const Block&, __m256 d) { return _mm256_mul_ps(d, _mm256_set1_ps(-16.0f)); }
+};
+struct FormatQ5_1 {
+    using Block = PackedQ5_1;
+    static constexpr Weight kWeight = Weight::u5;
+    static constexpr bool kMin = true;
+    LI_INLINE void unpack(const Block& b, __m256i* w) { unpack_five(b.low, b.high, w); }
+    LI_INLINE __m256 min(const Block& b, __m256) { return load_halves(b.m); }
+};
+struct FormatQ8_0 {
+    using Block = PackedQ8_0;
+    static constexpr Weight kWeight = Weight::s8;
+    static constexpr bool kMin = false;
+    LI_INLINE void unpack(const Block& b, __m256i* w) { unpack_signed(b.q, w); }
+    LI_INLINE __m256 min(const Block&, __m256 d) { return d; }
+};
+
+// Byte patterns that bring byte s (0 ... 3) of each 4-byte lane to the low byte of the lane, or of both its halves.
+alignas(32) constexpr uint8_t kLaneByte[4][32] = {
+#define LI_LANE(s) 0 + s, 128, 128, 128, 4 + s, 128, 128, 128, 8 + s, 128, 128, 128, 12 + s, 128, 128, 128
+    {LI_LANE(0), LI_LANE(0)}, {LI_LANE(1), LI_LANE(1)}, {LI_LANE(2), LI_LANE(2)}, {LI_LANE(3), LI_LANE(3)}
+#undef LI_LANE
+};
+alignas(32) constexpr uint8_t kLanePair[4][32] = {
+#define LI_LANE(s) 0 + s, 128, 0 + s, 128, 4 + s, 128, 4 + s, 128, 8 + s, 128, 8 + s, 128, 12 + s, 128, 12 + s, 128
+    {LI_LANE(0), LI_LANE(0)}, {LI_LANE(1), LI_LANE(1)}, {LI_LANE(2), LI_LANE(2)}, {LI_LANE(3), LI_LANE(3)}
+#undef LI_LANE
+};
+
+// The 6-bit scales and mins of a Q4_K or Q5_K block: byte 4 * row + j of [0] is sub-block j, of [1] sub-block 4 + j.
+struct KScales {
+    __m256i scale[2], min[2];
+
+    LI_INLINE KScales decode(const uint8_t (*words)[32]) {
+        const __m256i six = _mm256_set1_epi8(63), four = _mm256_set1_epi8(15), top = _mm256_set1_epi8(0x30);
+        const __m256i d = load(words[0]), m = load(words[1]), both = load(words[2]);
+        KScales out;
+        out.scale[0] = _mm256_and_si256(d, six);
+        out.min[0] = _mm256_and_si256(m, six);
+        out.scale[1] = _mm256_or_si256(_mm256_and_si256(both, four), _mm256_and_si256(_mm256_srli_epi16(d, 2), top));
+        out.min[1] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(both, 4), four),
+                                     _mm256_and_si256(_mm256_srli_epi16(m, 2), top));
+        return out;
+    }
+    LI_INLINE Scale scale_of(const KScales& k, int j) { return lane_scale(k.scale[j >> 2], j & 3); }
+    LI_INLINE __m256 min_of(const KScales& k, int j) {
+        return _mm256_cvtepi32_ps(_mm256_shuffle_epi8(k.min[j >> 2], load(kLaneByte[j & 3])));
+    }
+};
+
+struct FormatQ4_K {
+    using Block = PackedQ4_K;
+    static constexpr Weight kWeight = Weight::u4;
+    LI_INLINE void unpack(const Block& b, int j, __m256i* w) { unpack_nibbles(b.sub[j].low, w); }
+};
+struct FormatQ5_K {
+    using Block = PackedQ5_K;
+    static constexpr Weight kWeight = Weight::u5;
+    LI_INLINE void unpack(const Block& b, int j, __m256i* w) { unpack_five(b.sub[j].low, b.sub[j].high, w); }
+};
+
+LI_INLINE __m256 signed_scale(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+
+// ---- few tokens: G groups that lie apart, weights unpacked in registers; acc[g][t] are 8 rows
+
+template <class Format, int G>
+LI_INLINE void direct_simple(const uint8_t* const (&data)[G], int32_t blocks, const Rows& rows, int count,
+                             __m256 (*acc)[kDirectTokens]) {
+    using Block = typename Format::Block;
+    for (int32_t b = 0; b < blocks; b++) {
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
+            const Block& block = reinterpret_cast<const Block*>(data[g])[b];
+            __m256i w[8];
+            Format::unpack(block, w);
+            const __m256 d = load_halves(block.d), m = Format::min(block, d);
+            for (int t = 0; t < count; t++) {
+                const int8_t* q = rows.q + t * rows.q_stride + 32 * b;
+                const float* scale = rows.scale + t * rows.scale_stride + 2 * b;
+                const int32_t* offset = kOffsetWeights ? rows.offset + t * rows.offset_stride + 2 * b : nullptr;
+                __m256 sum = _mm256_mul_ps(dot<Format::kWeight>(w, q, offset), broadcast(scale));
+                sum = _mm256_fmadd_ps(dot<Format::kWeight>(w + 4, q + 16, offset + 1), broadcast(scale + 1), sum);
+                __m256 total = _mm256_fmadd_ps(d, sum, acc[g][t]);
+                if constexpr (Format::kMin)
+                    total = _mm256_fmadd_ps(m, broadcast(rows.sum32 + t * rows.sum32_stride + b), total);
+                acc[g][t] = total;
+            }
+        }
+    }
+}
+
+template <class Format, int G>
+LI_INLINE void direct_k(const uint8_t* const (&data)[G], int32_t blocks, const Rows& rows, int count,
+                        __m256 (*acc)[kDirectTokens]) {
+    using Block = typename Format::Block;
+    for (int32_t b = 0; b < blocks; b++) {
+        const Block* block[G];
+        KScales scales[G];
+        __m256 sum[G][kDirectTokens], mins[G][kDirectTokens];
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
+            block[g] = reinterpret_cast<const Block*>(data[g]) + b;
+            scales[g] = KScales::decode(block[g]->scales);
+            for (int t = 0; t < count; t++)
+                sum[g][t] = mins[g][t] = _mm256_setzero_ps();
+        }
+#pragma GCC unroll 1
+        for (int j = 0; j < 8; j++) {
+#pragma GCC unroll 4
+            for (int g = 0; g < G; g++) {
+                __m256i w[8];
+                Format::unpack(*block[g], j, w);
+                const Scale scale = KScales::scale_of(scales[g], j);
+                const __m256 min = KScales::min_of(scales[g], j);
+                for (int t = 0; t < count; t++) {
+                    const int8_t* q = rows.q + t * rows.q_stride + 256 * b + 32 * j;
+                    const float* a = rows.scale + t * rows.scale_stride + 16 * b + 2 * j;
+                    __m256 s = _mm256_fmadd_ps(dot_scaled<Format::kWeight>(w, q, scale), broadcast(a), sum[g][t]);
+                    sum[g][t] = _mm256_fmadd_ps(dot_scaled<Format::kWeight>(w + 4, q + 16, scale), broadcast(a + 1), s);
+                    const float* sum32 = rows.sum32 + t * rows.sum32_stride + 8 * b + j;
+                    mins[g][t] = _mm256_fmadd_ps(min, broadcast(sum32), mins[g][t]);
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
+            const __m256 d = load_halves(block[g]->d), m = load_halves(block[g]->m);
+            for (int t = 0; t < count; t++)
+                acc[g][t] = _mm256_fnmadd_ps(m, mins[g][t], _mm256_fmadd_ps(d, sum[g][t], acc[g][t]));
+        }
+    }
+}
+
+template <int G>
+LI_INLINE void direct_q6_k(const uint8_t* const (&data)[G], int32_t blocks, const Rows& rows, int count,
+                           __m256 (*acc)[kDirectTokens]) {
+    for (int32_t b = 0; b < blocks; b++) {
+        const PackedQ6_K* block[G];
+        __m256 sum[G][kDirectTokens], offset[G][kDirectTokens];
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
+            block[g] = reinterpret_cast<const PackedQ6_K*>(data[g]) + b;
+            for (int t = 0; t < count; t++)
+                sum[g][t] = offset[g][t] = _mm256_setzero_ps();
+        }
+#pragma GCC unroll 1
+        for (int j = 0; j < 8; j++) {
+#pragma GCC unroll 4
+            for (int g = 0; g < G; g++) {
+                __m256i w[8];
+                unpack_six(block[g]->sub[j].low, block[g]->sub[j].high, w);
+                const int8_t* stored = block[g]->scales[2 * j];
+                const __m256 f0 = signed_scale(stored), f1 = signed_scale(stored + 8);
+                const Scale s0 = byte_scale(stored), s1 = byte_scale(stored + 8);
+                for (int t = 0; t < count; t++) {
+                    const int8_t* q = rows.q + t * rows.q_stride + 256 * b + 32 * j;
+                    const size_t at = t * rows.scale_stride + 16 * b + 2 * j;
+                    const float *a = rows.scale + at, *s16 = rows.sum16 + at;
+                    __m256 s = _mm256_fmadd_ps(dot_scaled<Weight::u6>(w, q, s0), broadcast(a), sum[g][t]);
+                    sum[g][t] = _mm256_fmadd_ps(dot_scaled<Weight::u6>(w + 4, q + 16, s1), broadcast(a + 1), s);
+                    __m256 v = _mm256_fmadd_ps(f0, broadcast(s16), offset[g][t]);
+                    offset[g][t] = _mm256_fmadd_ps(f1, broadcast(s16 + 1), v);
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
+            const __m256 d = load_halves(block[g]->d), m = _mm256_mul_ps(d, _mm256_set1_ps(-32.0f));
+            for (int t = 0; t < count; t++)
+                acc[g][t] = _mm256_fmadd_ps(m, offset[g][t], _mm256_fmadd_ps(d, sum[g][t], acc[g][t]));
+        }
+    }
+}
+
+// Each format's kernel under one name.
+template <class Format>
+struct Direct {
+    template <int G>
+    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const Rows& rows, int count,
+                       __m256 (*acc)[kDirectTokens]) {
+        direct_simple<Format, G>(data, cols / 32, rows, count, acc);
+    }
+};
+template <class Format>
+struct DirectK {
+    template <int G>
+    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const Rows& rows, int count,
+                       __m256 (*acc)[kDirectTokens]) {
+        direct_k<Format, G>(data, cols / 256, rows, count, acc);
+    }
+};
+struct DirectQ6_K {
+    template <int G>
+    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const Rows& rows, int count,
+                       __m256 (*acc)[kDirectTokens]) {
+        direct_q6_k<G>(data, cols / 256, rows, count, acc);
+    }
+};
+
+struct Output {
+    const PackedMatrix* w;
+    float* y; // first token of the block
+    size_t y_stride;
+    const float* bias;
+
+    // 8 rows of one token.
+    LI_INLINE void store(const Output& out, int group, int token, __m256 acc) {
+        const int32_t first = group * kGroupRows, left = out.w->rows - first;
+        float* y = out.y + token * out.y_stride + first;
+        if (left >= kGroupRows) {
+            if (out.bias)
+                acc = _mm256_add_ps(acc, _mm256_loadu_ps(out.bias + first));
+            _mm256_storeu_ps(y, acc);
+            return;
+        }
+        alignas(32) float values[8];
+        _mm256_store_ps(values, acc);
+        for (int32_t row = 0; row < left; row++)
+            y[row] = out.bias ? values[row] + out.bias[first + row] : values[row];
+    }
+};
+
+// Groups `group`, `group + step`, ... (G of them) for `rows.count` tokens; Tokens is 1, or 0 for up to kDirectTokens.
+template <class Kernel, int G, int Tokens>
+__attribute__((noinline)) void direct_groups(const Output& out, const Rows& rows, int group, int step) {
+    const int count = Tokens ? Tokens : rows.count;
+    const uint8_t* data[G];
+    __m256 acc[G][kDirectTokens];
+    for (int g = 0; g < G; g++) {
+        data[g] = out.w->data + static_cast<size_t>(group + g * step) * out.w->group_bytes;
+        for (int t = 0; t < count; t++)
+            acc[g][t] = _mm256_setzero_ps();
+    }
+    Kernel::template run<G>(data, out.w->cols, rows, count, acc);
+    for (int g = 0; g < G; g++)
+        for (int t = 0; t < count; t++)
+            Output::store(out, group + g * step, t, acc[g][t]);
+}
+
+template <class Kernel, int Tokens>
+void direct_range(const Output& out, const Rows& rows, int begin, int end) {
+    const int step = (end - begin) / kStreams;
+    for (int i = 0; i < step; i++)
+        direct_groups<Kernel, kStreams, Tokens>(out, rows, begin + i, step);
+    for (int group = begin + kStreams * step; group < end; group++)
+        direct_groups<Kernel, 1, Tokens>(out, rows, group, 0);
+}
+
+template <class Kernel>
+void direct_tokens(const Output& out, const Rows& rows, int begin, int end) {
+    if (rows.count == 1)
+        direct_range<Kernel, 1>(out, rows, begin, end);
+    else
+        direct_range<Kernel, 0>(out, rows, begin, end);
+}
+
+// ---- the table
+
+using MultiplyRows = void (*)(const Output&, const Rows&, int begin, int end);
+
+inline MultiplyRows direct_function(int32_t type) {
+    switch (type) {
+    case kQ4_0:
+        return direct_tokens<Direct<FormatQ4_0>>;
+    case kQ4_1:
+        return direct_tokens<Direct<FormatQ4_1>>;
+    case kQ5_0:
+        return direct_tokens<Direct<FormatQ5_0>>;
+    case kQ5_1:
+        return direct_tokens<Direct<FormatQ5_1>>;
+    case kQ8_0:
+        return direct_tokens<Direct<FormatQ8_0>>;
+    case kQ4_K:
+        return direct_tokens<DirectK<FormatQ4_K>>;
+    case kQ5_K:
+        return direct_tokens<DirectK<FormatQ5_K>>;
+    case kQ6_K:
+        return direct_tokens<DirectQ6_K>;
+    default:
+        return nullptr;
+    }
+}
+
+// -128 times the sum of each 16 activations of each token.
+inline void sum_offsets(const Rows& rows, int32_t groups, int32_t* offset) {
+    const __m128i ones = _mm_set1_epi8(1), words = _mm_set1_epi16(-128);
+    for (int t = 0; t < rows.count; t++)
+        for (int32_t g = 0; g < groups; g++) {
+            const __m128i q = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows.q + t * rows.q_stride + 16 * g));
+            __m128i sum = _mm_madd_epi16(_mm_maddubs_epi16(ones, q), words);
+            sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+            sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
+            offset[t * static_cast<size_t>(groups) + g] = _mm_cvtsi128_si32(sum);
+        }
+}
+
+inline void multiply(const PackedMatrix& w, const Activations& a, int tokens, int group_begin, int group_end, float* y,
+                     size_t y_stride, const float* bias) {
+    const MultiplyRows direct = direct_function(w.type);
+    const int32_t groups16 = w.cols / 16;
+    const bool offsets = kOffsetWeights && w.type == kQ8_0;
+    if (!direct || (offsets && static_cast<size_t>(groups16) > kOffsetRoom))
+        return matmul_portable()->multiply(w, a, tokens, group_begin, group_end, y, y_stride, bias);
+    int most = kDirectTokens;
+    alignas(32) int32_t offset[kOffsetWeights ? kOffsetRoom : 1];
+    if (offsets && static_cast<size_t>(most) * groups16 > kOffsetRoom)
+        most = static_cast<int>(kOffsetRoom / groups16);
+    for (int first = 0; first < tokens; first += most) {
+        const size_t t = first;
+        Rows rows = {tokens - first < most ? tokens - first : most,
+                     a.q + t * a.q_stride,
+                     a.scale + t * a.scale_stride,
+                     a.sum16 + t * a.scale_stride,
+                     a.sum32 + t * a.sum32_stride,
+                     nullptr,
+                     a.q_stride,
+                     a.scale_stride,
+                     a.sum32_stride,
+                     static_cast<size_t>(groups16)};
+        if (offsets) {
+            sum_offsets(rows, groups16, offset);
+            rows.offset = offset;
+        }
+        const Output out = {&w, y + t * y_stride, y_stride, bias};
+        direct(out, rows, group_begin, group_end);
+    }
+}
+
+inline void quantize_row(const float* x, int32_t cols, int8_t* q, float* scale, float* sum16, float* sum32) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    for (int32_t g = 0; g < cols / 16; g++) {
+        const __m256 low = _mm256_loadu_ps(x + 16 * g), high = _mm256_loadu_ps(x + 16 * g + 8);
+        // Bit patterns of |x| order as the numbers do, and put NaN last.
+        const __m256i both = _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(low), magnitude),
+                                              _mm256_and_si256(_mm256_castps_si256(high), magnitude));
+        __m128i four = _mm_max_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+        four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+        four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+        const uint32_t largest = static_cast<uint32_t>(_mm_cvtsi128_si32(four));
+        __m128i* out = reinterpret_cast<__m128i*>(q + 16 * g);
+        if (largest < kSmallestMagnitudeBits || largest > kLargestMagnitudeBits) {
+            _mm_storeu_si128(out, _mm_setzero_si128());
+            scale[g] = largest > kLargestMagnitudeBits ? __builtin_nanf("") : 0.0f;
+            sum16[g] = scale[g] * 0.0f;
+            continue;
+        }
+        const __m128 most = _mm_castsi128_ps(four), limit = _mm_set_ss(127.0f);
+        const __m256 inverse = _mm256_broadcastss_ps(_mm_div_ss(limit, most));
+        const __m256i i0 = _mm256_cvtps_epi32(_mm256_mul_ps(low, inverse));
+        const __m256i i1 = _mm256_cvtps_epi32(_mm256_mul_ps(high, inverse));
+        const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(i0, i1), 0xd8);
+        const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+        _mm_storeu_si128(out, bytes);
+        const __m256i sums = _mm256_add_epi32(i0, i1);
+        __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+        sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+        sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
+        scale[g] = _mm_cvtss_f32(_mm_div_ss(most, limit));
+        sum16[g] = scale[g] * static_cast<float>(_mm_cvtsi128_si32(sum));
+    }
+    for (int32_t b = 0; b < cols / 32; b++)
+        sum32[b] = sum16[2 * b] + sum16[2 * b + 1];
+}
