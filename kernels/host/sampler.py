@@ -22,7 +22,7 @@ _ERRORS = {
 def _library() -> ctypes.CDLL:
     library = open_library("localinfer.kernels.host._host")
     pointer, i32, i64, u64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
-    real = ctypes.c_float
+    real, share = ctypes.c_float, ctypes.c_double
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "li_sampler_bytes": (i64, [i32]),
         "li_sampler_create": (pointer, [i32]),
@@ -32,7 +32,22 @@ def _library() -> ctypes.CDLL:
         "li_uniform": (ctypes.c_double, [u64, u64]),
         "li_sample": (
             i32,
-            [pointer, pointer, real, i32, *[real] * 6, u64, u64, pointer, i32, i32, pointer, i32, pointer],
+            [
+                pointer,
+                pointer,
+                real,
+                i32,
+                *[share] * 3,
+                *[real] * 3,
+                u64,
+                u64,
+                pointer,
+                i32,
+                i32,
+                pointer,
+                i32,
+                pointer,
+            ],
         ),
     }
     for name, (result, arguments) in signatures.items():
@@ -81,8 +96,9 @@ class NativeSampler:
     ) -> tuple[int, float | None]:
         """The token drawn, and its log probability if wanted.
 
-        `logits` is the address of `vocab_size` floats, which stay as they are. `seen` (`array("i")`) are the tokens that
-        the penalties look at, of which the first `from_prompt` stand in the prompt; those in `banned` are never drawn.
+        `logits` is the address of `vocab_size` floats, which stay as they are. `seen` (`array("i")`) are the tokens
+        that the penalties look at, of which the first `from_prompt` stand in the prompt; those in `banned` are never
+        drawn.
         LocalInferError if the logits hold NaN or +inf, or nothing can be drawn.
         """
         logprob = ctypes.c_double()

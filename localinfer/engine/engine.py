@@ -7,7 +7,8 @@ import os
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence as Tokens
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -236,5 +237,5 @@ class Engine:
             )
 
     def _check_ids(self, what: str, ids: Tokens[int]) -> None:
-        if ids and not (0 <= min(ids) and max(ids) < self.vocab_size):
+        if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
             raise LocalInferError(f"{what}: token ids must be from 0 to {self.vocab_size - 1}")

@@ -30,13 +30,22 @@ uint32_t bits_of(float x) {
     return bits;
 }
 
-// e^x for x <= 0 within 2 ulp, 0 below -87. Plain arithmetic: vectorized by the compiler, the same bits everywhere.
+float float_of(uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// e^x for x <= 0 within 2 ulp, 0 below -87 (such a token, 1e-38 times as likely as the likeliest, is never drawn).
+// Without branches, so that the compiler vectorizes it, and with written arithmetic only: the same bits everywhere.
 float exp_negative(float x) {
+    const uint32_t magnitude = bits_of(x) & 0x7FFFFFFF;
+    const uint32_t in_range = 0u - uint32_t(int32_t(magnitude) <= 0x42AE0000); // all ones if |x| <= 87
+    const float z = float_of((magnitude & in_range) | 0x80000000);
     const float magic = 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer
-    const float clamped = x < -87.0f ? -87.0f : x;
-    const float shifted = clamped * 1.44269504f + magic;
+    const float shifted = z * 1.44269504f + magic;
     const float n = shifted - magic;
-    const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f; // ln 2 in two parts
+    const float r = (z - n * 0.693359375f) + n * 2.12194440e-4f; // ln 2 in two parts
     float p = 1.0f / 720;
     p = p * r + 1.0f / 120;
     p = p * r + 1.0f / 24;
@@ -44,10 +53,8 @@ float exp_negative(float x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    const uint32_t bits = bits_of(p) + (bits_of(shifted) << 23); // times 2^n: the low bits of `shifted` are n
-    float y;
-    std::memcpy(&y, &bits, sizeof y);
-    return x < -87.0f ? 0.0f : y;
+    // Times 2^n: the low bits of `shifted` are n.
+    return float_of((bits_of(p) + (bits_of(shifted) << 23)) & in_range);
 }
 
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3").
@@ -74,7 +81,8 @@ double uniform(uint64_t seed, uint64_t position) {
 }
 
 struct Params {
-    float temperature, top_p, min_p, typical_p;
+    float temperature;
+    double top_p, min_p, typical_p;
     float repetition_penalty, presence_penalty, frequency_penalty;
     int32_t top_k;
     uint64_t seed, position;
@@ -264,8 +272,8 @@ private:
         compress([&](int32_t i) { return !ranks_before(last, {x_[i], 0, id_[i]}); });
     }
 
-    void keep_min_p(float share) {
-        const float floor = share * *std::max_element(weight_.get(), weight_.get() + kept_);
+    void keep_min_p(double share) {
+        const double floor = share * *std::max_element(weight_.get(), weight_.get() + kept_);
         compress([&](int32_t i) { return weight_[i] >= floor; });
     }
 
@@ -385,8 +393,8 @@ LI_API void li_sampler_destroy(void* sampler) { delete static_cast<Sampler*>(sam
 // (-3), a logit of +inf (-4). Penalties look at the `seen_count` tokens of `seen`, of which the first `from_prompt` are
 // the prompt's; tokens of `banned` cannot be drawn. If `log_probability` is not null it receives
 // log softmax(logits)[token], of the logits as they came.
-LI_API int32_t li_sample(void* sampler, const float* logits, float temperature, int32_t top_k, float top_p, float min_p,
-                         float typical_p, float repetition_penalty, float presence_penalty, float frequency_penalty,
+LI_API int32_t li_sample(void* sampler, const float* logits, float temperature, int32_t top_k, double top_p, double min_p,
+                         double typical_p, float repetition_penalty, float presence_penalty, float frequency_penalty,
                          uint64_t seed, uint64_t position, const int32_t* seen, int32_t seen_count,
                          int32_t from_prompt, const int32_t* banned, int32_t banned_count, double* log_probability) {
     if (sampler == nullptr || logits == nullptr || !(temperature >= 0)) return kArgument;

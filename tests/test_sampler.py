@@ -1,0 +1,307 @@
+"""The native sampler against the definition in SamplingParams, written again in numpy."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from array import array
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localinfer.engine.sampling import SamplingParams
+from localinfer.errors import LocalInferError
+from localinfer.kernels.host.sampler import NativeSampler, _library, sampler_bytes, uniform
+
+Row = npt.NDArray[np.float32]
+
+
+def draw(logits: Row, **parameters: Any) -> int:
+    return run(logits, **parameters)[0]
+
+
+def run(logits: Row, **parameters: Any) -> tuple[int, dict[int, float]]:
+    """The drawn token, and the tokens it was drawn from with their probabilities."""
+    sampler = NativeSampler(len(logits))
+    before = logits.copy()
+    token, _ = sampler.sample(logits.ctypes.data, **parameters)
+    assert np.array_equal(before, logits, equal_nan=True), "the caller's logits were changed"
+    return token, dict(sampler.kept())
+
+
+def definition(
+    logits: Row,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    typical_p: float = 1.0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> dict[int, float]:
+    """The distribution that SamplingParams describes: full sorts, float64."""
+    ids = np.arange(len(logits))
+    x = logits.astype(np.float64)
+
+    def probabilities() -> npt.NDArray[np.float64]:
+        e = np.exp((x[ids] - x[ids].max()) / temperature)
+        return np.asarray(e / e.sum())
+
+    def fewest(rank_key: npt.NDArray[np.float64], p: npt.NDArray[np.float64], mass: float) -> npt.NDArray[np.int64]:
+        order = np.lexsort((ids, rank_key))
+        count = int(np.searchsorted(np.cumsum(p[order]), mass)) + 1
+        return np.sort(order[:count])
+
+    if top_k:
+        ids = np.sort(np.lexsort((ids, -x))[:top_k])
+    if typical_p < 1:
+        p = probabilities()
+        entropy = -np.sum(p * np.log(np.maximum(p, 1e-300)))
+        ids = ids[fewest(np.abs(entropy + np.log(np.maximum(p, 1e-300))), p, typical_p)]
+    if top_p < 1:
+        p = probabilities()
+        ids = ids[fewest(-x[ids], p, top_p)]
+    if min_p > 0:
+        p = probabilities()
+        ids = ids[p >= min_p * p.max()]
+    # What is less than e^-87 times as likely as the likeliest counts as impossible.
+    return {int(i): float(p) for i, p in zip(ids, probabilities(), strict=True) if x[i] - x.max() > -87 * temperature}
+
+
+def assert_close(found: dict[int, float], expected: dict[int, float]) -> None:
+    """Equal up to rounding: a token whose cumulative mass lies on the cut may fall either way."""
+    assert sum(found.values()) == pytest.approx(1, abs=1e-5)
+    differing = set(found) ^ set(expected)
+    assert len(differing) <= 1, f"kept {sorted(found)[:20]}, expected {sorted(expected)[:20]}"
+    if not differing:
+        np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-4, atol=1e-9)
+
+
+def test_keeps_the_tokens_of_the_definition_in_a_large_vocabulary() -> None:
+    logits = random_row(1, 262144)
+    for parameters in ({"top_k": 40, "top_p": 0.95}, {"top_p": 0.9}, {"typical_p": 0.5}):
+        assert_close(run(logits, temperature=1.0, **parameters)[1], definition(logits, **parameters))
+
+
+def random_row(seed: int, size: int, spread: float = 3.0) -> Row:
+    return np.random.default_rng(seed).normal(0, spread, size).astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 1000, 49152])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.3},
+        {"temperature": 2.0, "top_k": 40},
+        {"temperature": 0.8, "top_k": 1},
+        {"temperature": 1.0, "top_k": 1000},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 1.5, "top_p": 0.999},
+        {"temperature": 1.0, "min_p": 0.05},
+        {"temperature": 1.0, "typical_p": 0.5},
+        {"temperature": 1.2, "top_k": 100, "typical_p": 0.9, "top_p": 0.95, "min_p": 0.02},
+    ],
+    ids=lambda p: ",".join(f"{k}={v}" for k, v in p.items()),
+)
+def test_keeps_the_tokens_of_the_definition(size: int, parameters: dict[str, Any]) -> None:
+    logits = random_row(size, size)
+    token, found = run(logits, seed=1, **parameters)
+    assert_close(found, definition(logits, **parameters))
+    assert token in found
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.integers(-40, 20).map(lambda i: i / 4), min_size=1, max_size=300),
+    st.floats(0.1, 3),
+    st.integers(0, 40),
+    st.sampled_from([1.0, 0.97, 0.6, 0.1]),
+    st.sampled_from([1.0, 0.93, 0.5, 0.05]),
+    st.sampled_from([0.0, 0.013, 0.31]),
+)
+def test_any_row_with_many_equal_logits(
+    values: list[float], temperature: float, top_k: int, typical_p: float, top_p: float, min_p: float
+) -> None:
+    logits = np.array(values, np.float32)
+    parameters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    token, found = run(logits, **parameters)
+    assert_close(found, definition(logits, **parameters))
+    # Equal deviations fall either way by rounding, so with typical only what must hold is checked.
+    parameters["typical_p"] = typical_p
+    token, found = run(logits, **parameters)
+    assert token in found
+    assert sum(found.values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_equal_logits_are_ranked_by_id() -> None:
+    logits = np.zeros(5000, np.float32)
+    assert set(run(logits, temperature=1.0, top_k=7)[1]) == set(range(7))
+    assert set(run(logits, temperature=1.0, top_p=0.2)[1]) == set(range(1000))
+    assert draw(logits) == 0
+    logits[[70, 4000]] = 1
+    assert draw(logits) == 70
+    assert set(run(logits, temperature=1.0, top_k=3)[1]) == {0, 70, 4000}
+
+
+def test_greedy_takes_the_largest_wherever_it_stands() -> None:
+    for size in (1, 15, 16, 17, 64, 100, 1000):
+        for at in range(size):
+            logits = random_row(0, size)
+            logits[at] = 100
+            assert draw(logits) == at
+
+
+def test_very_peaked_and_very_wide_rows() -> None:
+    logits = random_row(3, 100_000, 0.001)
+    assert_close(run(logits, temperature=1.0, top_p=0.5)[1], definition(logits, 1.0, top_p=0.5))
+    logits[::2] = -np.inf
+    found = run(logits, temperature=1.0, top_p=0.5)[1]
+    assert all(token % 2 == 1 for token in found)
+    logits = np.array([3e38, -3e38, 0, 2.9e38], np.float32)
+    assert run(logits, temperature=1e-30, top_p=0.9)[1] == {0: 1.0}
+    assert run(logits, temperature=1e-30, typical_p=0.9)[1] == {0: 1.0}
+    exponential = -np.exp2(np.arange(2000) / 20).astype(np.float32)
+    assert_close(run(exponential, temperature=0.5, top_k=300)[1], definition(exponential, 0.5, top_k=300))
+
+
+@pytest.mark.parametrize("top_k", [0, 20])
+def test_frequencies_follow_the_probabilities(top_k: int) -> None:
+    logits = random_row(5, 200, 1.5)
+    parameters = {"temperature": 0.9, "top_p": 0.9, "top_k": top_k}
+    expected = definition(logits, **parameters)
+    sampler, n = NativeSampler(len(logits)), 20_000
+    counts: dict[int, int] = dict.fromkeys(expected, 0)
+    for position in range(n):
+        token, _ = sampler.sample(logits.ctypes.data, seed=7, position=position, **parameters)
+        counts[token] += 1
+    chi_square = sum((counts[t] - n * p) ** 2 / (n * p) for t, p in expected.items())
+    degrees = len(expected) - 1
+    assert abs(chi_square - degrees) < 4 * math.sqrt(2 * degrees)
+
+
+def test_a_draw_is_the_inverse_of_the_cumulative_distribution() -> None:
+    logits = random_row(6, 10_000)
+    sampler = NativeSampler(len(logits))
+    for position in range(50):
+        token, _ = sampler.sample(logits.ctypes.data, temperature=2.0, seed=11, position=position)
+        cumulative = np.cumsum(list(definition(logits, 2.0).values()))
+        assert abs(token - int(np.searchsorted(cumulative, uniform(11, position), side="right"))) <= 1
+
+
+def test_randomness_depends_on_seed_and_position_alone() -> None:
+    logits = random_row(8, 1000)
+    used, fresh = NativeSampler(1000), NativeSampler(1000)
+    used.sample(random_row(9, 1000).ctypes.data, temperature=1.0, seed=1)
+    seen = {}
+    for seed in range(20):
+        for position in range(20):
+            at = {"temperature": 5.0, "seed": seed, "position": position}
+            seen[seed, position] = used.sample(logits.ctypes.data, **at)
+            assert seen[seed, position] == fresh.sample(logits.ctypes.data, **at)
+    assert len(set(seen.values())) > 200
+
+
+def test_philox_gives_the_published_words() -> None:
+    """From the known-answer file of Random123 (philox4x32, 10 rounds)."""
+    for counter, key, words in (
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ):
+        state = (ctypes.c_uint32 * 4)(*counter)
+        _library().li_philox(state, *key)
+        assert tuple(state) == words
+    assert 0 <= min(uniform(s, p) for s in range(30) for p in range(30)) < 0.01
+
+
+def test_penalties() -> None:
+    logits = random_row(10, 500)
+    prompt, answer = [3, 4, 5, 5], [5, 6, 6, 6]
+    seen = array("i", prompt + answer)
+    penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2}
+    expected = logits.copy()
+    for token in {*prompt, *answer}:
+        expected[token] = expected[token] / 1.3 if expected[token] > 0 else expected[token] * 1.3
+    for token, count in ((5, 1), (6, 3)):
+        expected[token] -= 0.4 + 0.2 * count
+    sampler = NativeSampler(500)
+    for _ in range(2):  # nothing is left over from the first call
+        sampler.sample(logits.ctypes.data, temperature=1.0, seen=seen, from_prompt=len(prompt), **penalties)
+        assert_close(dict(sampler.kept()), definition(expected))
+
+
+def test_banned_tokens_are_never_drawn() -> None:
+    logits = np.array([1, 5, 4, 3], np.float32)
+    assert draw(logits, banned=array("i", [1])) == 2
+    assert set(run(logits, temperature=1.0, banned=array("i", [1, 3]))[1]) == {0, 2}
+
+
+def test_log_probability_is_that_of_the_raw_logits() -> None:
+    logits = random_row(12, 5000)
+    sampler = NativeSampler(5000)
+    token, logprob = sampler.sample(
+        logits.ctypes.data, temperature=0.5, top_k=5, with_logprob=True, seen=array("i", [1]), repetition_penalty=2
+    )
+    x = logits.astype(np.float64)
+    assert logprob == pytest.approx(x[token] - x.max() - np.log(np.exp(x - x.max()).sum()), abs=1e-5)
+
+
+@pytest.mark.parametrize(("value", "words"), [(np.nan, "NaN"), (np.inf, r"\+inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("at", [0, 77, 99])
+def test_broken_logits_are_an_error(value: float, words: str, temperature: float, at: int) -> None:
+    logits = random_row(1, 100)
+    logits[at] = value
+    with pytest.raises(LocalInferError, match=words):
+        draw(logits, temperature=temperature)
+
+
+def test_a_row_without_any_token_is_an_error() -> None:
+    with pytest.raises(LocalInferError, match="above -inf"):
+        draw(np.full(100, -np.inf, np.float32))
+    with pytest.raises(LocalInferError, match="above -inf"):
+        draw(np.zeros(2, np.float32), banned=array("i", [0, 1]))
+
+
+@pytest.mark.parametrize("bad", [-1, 100, 2**31 - 1, -(2**31)])
+def test_token_ids_outside_the_vocabulary_are_an_error(bad: int) -> None:
+    for arguments in ({"seen": array("i", [bad])}, {"banned": array("i", [bad])}):
+        with pytest.raises(LocalInferError, match="out of range"):
+            draw(random_row(1, 100), **arguments)
+
+
+def test_the_reserved_memory_is_known() -> None:
+    assert 262144 * 30 < sampler_bytes(262144) < 262144 * 50
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"min_p": 1.0}, "min_p"),
+        ({"typical_p": 1.5}, "typical_p"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"presence_penalty": math.inf}, "presence_penalty"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
+        ({"stop": ("a", "")}, "stop"),
+        ({"temprature": 1.0}, "no sampling parameter 'temprature'"),
+    ],
+)
+def test_parameters_are_checked(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(LocalInferError, match=words):
+        SamplingParams().changed(**changes)
+
+
+def test_a_single_stop_text_may_be_given_alone() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]
