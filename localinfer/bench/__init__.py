@@ -1,0 +1,1 @@
+"""Measuring how fast a model runs here."""

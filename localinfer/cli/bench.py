@@ -1,0 +1,170 @@
+"""`localinfer bench NAME`"""
+
+from typing import Annotated, Any
+
+import typer
+
+from localinfer.cli.options import Backend, Json, KvType, Model, Threads
+from localinfer.cli.output import aside, emit_json, emit_table, note, size
+from localinfer.errors import LocalInferError
+
+CHUNK = 512
+BLOCK_SIZE = 16
+
+
+def command(
+    model: Model,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="Prompt lengths to prefill, in tokens.")] = "512",
+    decode: Annotated[str, typer.Option("--decode", "-n", help="Answer lengths to decode, in tokens.")] = "128",
+    depth: Annotated[str, typer.Option("--depth", "-d", help="Tokens that are in the context before.")] = "0",
+    rounds: Annotated[int, typer.Option("--rounds", "-r", help="How often each case is measured.", min=1)] = 5,
+    threads: Threads = 0,
+    backend: Backend = "auto",
+    kv_type: KvType = "f16",
+    json: Json = False,
+) -> None:
+    """Measure prefill and decode rates with random tokens. Lengths may be lists: --depth 0,4096."""
+    report = bench(
+        model,
+        prompts=_lengths("--prompt", prompt),
+        decodes=_lengths("--decode", decode),
+        depths=_lengths("--depth", depth),
+        rounds=rounds,
+        threads=threads,
+        backend_name=backend,
+        kv_type=kv_type,
+    )
+    if json:
+        emit_json(report)
+        return
+    note(f"{report['model']['path']} ({size(report['model']['size'])}, sha256 {report['model']['sha256'][:12]}…)")
+    details = "; ".join(f"{key}: {value}" for key, value in report["backend"].items())
+    note(f"{report['hardware']['cpu']}; {details}; KV: {kv_type}")
+    emit_table(
+        ("what", "tokens", "depth", "tokens/s", "slowest", "fastest"),
+        [
+            (
+                r["what"],
+                r["tokens"],
+                r["depth"],
+                *(f"{r[key]:.1f}" for key in ("tokens_per_second", "slowest", "fastest")),
+            )
+            for r in report["results"]
+        ],
+    )
+    aside(f"medians of {rounds} rounds; loaded in {report['load_seconds']:.2f} s; peak {size(report['peak_memory'])}")
+
+
+def bench(
+    model: str,
+    *,
+    prompts: list[int],
+    decodes: list[int],
+    depths: list[int],
+    rounds: int,
+    threads: int,
+    backend_name: str,
+    kv_type: Any,
+) -> dict[str, Any]:
+    """Loads the model, measures, and returns what `bench --json` prints:
+
+    model         path, sha256, size in bytes, architecture, name
+    hardware      cpu, memory in bytes
+    backend       name, and what the backend says of itself (instruction sets, threads, quota)
+    settings      kv_type, threads as asked for (0: by default), rounds, context, chunk (tokens per step)
+    versions      localinfer, python
+    load_seconds, memory_plan (bytes by purpose), peak_memory (bytes resident, of the whole process)
+    results       per case: what ("prefill", "decode"), tokens, depth, tokens_per_second (of the median round),
+                  slowest, fastest (tokens/s), seconds (one per round)
+    """
+    import platform
+    import sys
+    import time
+
+    from localinfer import __version__
+    from localinfer.bench.hardware import cpu_name, memory_bytes, peak_memory_bytes
+    from localinfer.bench.measure import Stepper, cases, context_needed, measure
+    from localinfer.cli.progress import TerminalReport
+    from localinfer.formats.gguf import open_gguf
+    from localinfer.hub.pull import file_sha256
+    from localinfer.hub.store import resolve
+    from localinfer.kernels import backend as find_backend
+    from localinfer.kernels.base import LoadConfig
+    from localinfer.models import record
+
+    wanted = cases(prompts, decodes, depths)
+    if not wanted:
+        raise LocalInferError("there is nothing to measure", "give --prompt or --decode a length above 0")
+    path = resolve(model)
+    backend = find_backend("cpu" if backend_name == "auto" else backend_name)
+    availability = backend.availability()
+    with TerminalReport() as report, open_gguf(path) as file:
+        digest = file_sha256(path, report)
+        context = -(-context_needed(wanted) // BLOCK_SIZE) * BLOCK_SIZE
+        program = record(file.metadata, file, context)
+        if context > program.context_length:
+            note(f"note: {context} tokens are more than the {program.context_length} that the model was made for")
+        config = LoadConfig(
+            max_tokens=CHUNK,
+            max_rows=1,
+            max_sequences=1,
+            context=context,
+            kv_blocks=context // BLOCK_SIZE,
+            block_size=BLOCK_SIZE,
+            kv_type_k=kv_type,
+            kv_type_v=kv_type,
+            threads=threads,
+        )
+        plan = backend.plan(program, file, config)
+        start = time.perf_counter()
+        executable = backend.load(program, file, config)
+        load_seconds = time.perf_counter() - start
+        try:
+            stepper = Stepper(executable, program.vocab_size, context, BLOCK_SIZE, CHUNK)
+            results = measure(stepper, wanted, rounds)
+        finally:
+            executable.close()
+        return {
+            "model": {
+                "path": str(path),
+                "sha256": digest,
+                "size": file.file_size,
+                "architecture": file.metadata.get_str("general.architecture"),
+                "name": file.metadata.get_str("general.name", ""),
+            },
+            "hardware": {"cpu": cpu_name(), "memory": memory_bytes()[0]},
+            "backend": {"name": backend.name, **availability.details},
+            "settings": {
+                "kv_type": kv_type,
+                "threads": threads,
+                "rounds": rounds,
+                "context": context,
+                "chunk": CHUNK,
+            },
+            "versions": {"localinfer": __version__, "python": platform.python_version(), "platform": sys.platform},
+            "load_seconds": load_seconds,
+            "memory_plan": {**plan.parts, "total": plan.total},
+            "peak_memory": peak_memory_bytes(),
+            "results": [
+                {
+                    "what": r.case.what,
+                    "tokens": r.case.tokens,
+                    "depth": r.case.depth,
+                    "tokens_per_second": r.rate,
+                    "slowest": r.spread[0],
+                    "fastest": r.spread[1],
+                    "seconds": list(r.seconds),
+                }
+                for r in results
+            ],
+        }
+
+
+def _lengths(option: str, text: str) -> list[int]:
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        values = [-1]
+    if min(values) < 0 or max(values) >= 2**31:
+        raise typer.BadParameter(f"{option} takes token counts separated by commas, for example 0,4096; not {text!r}")
+    return values

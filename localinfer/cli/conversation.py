@@ -1,0 +1,72 @@
+"""A conversation: what was said, as the chat template takes it, and its file."""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from localinfer.errors import FormatError, LocalInferError
+from localinfer.hub.folders import config_folder
+
+_ROLES = ("system", "user", "assistant")
+
+
+@dataclass
+class Conversation:
+    """`messages` are {"role": "user" or "assistant", "content": text}, in turns; `system` comes before them."""
+
+    system: str = ""
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def with_system(self) -> list[dict[str, str]]:
+        """All messages, the system message first if there is one."""
+        return ([{"role": "system", "content": self.system}] if self.system else []) + self.messages
+
+    def add(self, role: str, content: str) -> None:
+        self.messages.append({"role": role, "content": content})
+
+    def save(self, path: Path, model: str) -> None:
+        """Writes the file whole or not at all, readable by its owner only; overwrites only saved conversations."""
+        if path.exists():
+            try:
+                load(path)
+            except FormatError as error:
+                raise LocalInferError(f"{path} exists and is no saved conversation", "choose another name") from error
+        content = json.dumps({"model": model, "messages": self.with_system()}, ensure_ascii=False, indent=2)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+                file.write(content + "\n")
+            draft.replace(path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise LocalInferError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def load(path: Path) -> Conversation:
+    """Reads a saved conversation. FormatError if the file is none, LocalInferError if it cannot be read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        messages = [_message(item) for item in content["messages"]]
+    except OSError as error:
+        raise LocalInferError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FormatError(
+            f"{path} is no saved conversation: {error}", 'it should hold {"messages": [{"role": ..., "content": ...}]}'
+        ) from error
+    system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
+    return Conversation(system, messages)
+
+
+def last_path() -> Path:
+    """Where every chat keeps its conversation as it goes; `/load last` reads it."""
+    return config_folder() / "last-conversation.json"
+
+
+def _message(item: Any) -> dict[str, str]:
+    role, content = item["role"], item["content"]
+    if role not in _ROLES or not isinstance(content, str):
+        raise ValueError(f"a message has the role {role!r} and content of type {type(content).__name__}")
+    return {"role": role, "content": content}

@@ -1,0 +1,95 @@
+"""Reading messages from a terminal or a pipe.
+
+A message is a line; a line that ends with a backslash goes on in the next; a block between triple quotes is one
+message with all its lines. Text pasted into a terminal is one message too. From a pipe it is the same.
+"""
+
+import contextlib
+import os
+import select
+import sys
+from pathlib import Path
+
+QUOTES = '"""'
+HISTORY_LENGTH = 1000
+
+
+class MessageReader:
+    """Reads messages from standard input, with line editing and a history where that is a terminal."""
+
+    def __init__(self, history: Path) -> None:
+        self.interactive = sys.stdin.isatty()
+        self._history = history
+        self._pastes_split = False
+        # Line editing needs both ends of the terminal; otherwise the prompt goes to standard error.
+        self._editing = self.interactive and sys.stdout.isatty() and self._set_up_editing()
+
+    def read(self) -> str:
+        """The next message. EOFError at the end of input, KeyboardInterrupt on Ctrl-C."""
+        line = self._line("> ")
+        if line.lstrip().startswith(QUOTES):
+            message = self._block(line.lstrip().removeprefix(QUOTES))
+        else:
+            message = self._continued(line)
+        self._remember()
+        return message
+
+    def _block(self, line: str) -> str:
+        lines = []
+        while not line.rstrip().endswith(QUOTES):
+            lines.append(line)
+            try:
+                line = self._line(". ")
+            except EOFError:
+                return "\n".join(lines).strip("\n")
+        lines.append(line.rstrip().removesuffix(QUOTES))
+        return "\n".join(lines).strip("\n")
+
+    def _continued(self, line: str) -> str:
+        lines = []
+        while line.endswith("\\"):
+            lines.append(line[:-1])
+            try:
+                line = self._line(". ")
+            except EOFError:
+                line = ""
+        return "\n".join([*lines, line])
+
+    def _line(self, prompt: str) -> str:
+        if not self._editing:
+            if self.interactive:
+                print(prompt, end="", file=sys.stderr, flush=True)
+            line = sys.stdin.readline()
+            if not line:
+                raise EOFError
+            return line.removesuffix("\n")
+        line = input(prompt)
+        # An editor without bracketed paste hands pasted text over line by line, the rest of it waiting.
+        while self._pastes_split and select.select([sys.stdin], [], [], 0)[0]:
+            line += "\n" + input()
+        return line
+
+    def _set_up_editing(self) -> bool:
+        try:
+            import readline
+        except ImportError:
+            return False
+        if "libedit" in (readline.__doc__ or ""):
+            self._pastes_split = True
+        else:
+            readline.parse_and_bind("set enable-bracketed-paste on")
+        readline.set_history_length(HISTORY_LENGTH)
+        readline.set_auto_history(True)
+        with contextlib.suppress(OSError):  # none yet, or not readable: the chat works without
+            readline.read_history_file(self._history)
+        return True
+
+    def _remember(self) -> None:
+        if not self._editing:
+            return
+        import readline
+
+        with contextlib.suppress(OSError):
+            self._history.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self._history, os.O_WRONLY | os.O_CREAT, 0o600))
+            readline.write_history_file(self._history)

@@ -1,0 +1,88 @@
+"""What goes to the terminal. Data goes to standard output; everything said about it goes to standard error."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+# Text from models and files may hold control characters, and a terminal obeys them. They are shown by their
+# pictures instead: C0 as U+2400 and on, DEL as U+2421, C1 (which some terminals obey too) as U+FFFD. Marks that
+# reorder what is written around them (Unicode's bidirectional controls) are shown as U+FFFD as well.
+_HARMLESS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
+_HARMLESS |= {0x0D: None, 0x7F: 0x2421}  # type: ignore[dict-item]
+_HARMLESS |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
+
+
+def harmless(text: str) -> str:
+    """Text without control characters, newline and tab excepted."""
+    return text.translate(_HARMLESS)
+
+
+def emit(text: str) -> None:
+    """Data, at once: as it is to a pipe or a file, harmless to a terminal."""
+    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def emit_json(value: Any) -> None:
+    """One JSON object on one line."""
+    import json
+
+    print(json.dumps(value, ensure_ascii=False))
+
+
+def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table: drawn for a terminal; lines of tab-separated values for a pipe. Numbers stand to the right."""
+    cells = [[harmless(str(value)).replace("\t", " ").replace("\n", " ") for value in row] for row in rows]
+    if not sys.stdout.isatty():
+        print("\n".join("\t".join(row) for row in [columns, *cells]))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for number, column in enumerate(columns):
+        right = bool(rows) and all(row[number][:1].isdigit() for row in cells)
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def note(text: str) -> None:
+    """A line about what is going on."""
+    print(harmless(text), file=sys.stderr, flush=True)
+
+
+def aside(text: str) -> None:
+    """A line that matters less; dim where the terminal can."""
+    text = harmless(text)
+    print(f"\x1b[2m{text}\x1b[0m" if _styled(sys.stderr) else text, file=sys.stderr, flush=True)
+
+
+def error(message: str, hint: str = "") -> None:
+    text = f"error: {message}" + (f"\n\nhint: {hint}" if hint else "")
+    sys.stdout.flush()
+    note(text)
+
+
+def ask(question: str) -> bool:
+    """A yes/no question on standard error; anything but yes is no."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def size(count: int) -> str:
+    """Bytes for people: 98.4 MB."""
+    value, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _styled(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,15 @@
+"""`localinfer rm NAME`"""
+
+from typing import Annotated
+
+import typer
+
+from localinfer.cli.output import note, size
+
+
+def command(name: Annotated[str, typer.Argument(help="An installed model.", show_default=False)]) -> None:
+    """Delete an installed model."""
+    from localinfer.hub.store import remove
+
+    freed = remove(name)
+    note(f"{name} is removed: {size(freed)} freed")

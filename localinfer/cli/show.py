@@ -1,0 +1,115 @@
+"""`localinfer show NAME`"""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localinfer.cli.options import Json, Model
+from localinfer.cli.output import emit, emit_json, emit_table, harmless, size
+
+MAX_LISTED = 32
+
+if TYPE_CHECKING:
+    from localinfer.formats.gguf import GGUFFile
+    from localinfer.kernels.program import Program
+
+
+def command(
+    model: Model,
+    program: Annotated[bool, typer.Option("--program", help="Print the recorded program: every op.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what is in a model file: metadata, tensors by type, memory plan, chat template."""
+    from localinfer.formats.gguf import open_gguf
+    from localinfer.hub.store import resolve
+    from localinfer.models import record
+
+    with open_gguf(resolve(model)) as file:
+        if program and not json:
+            emit(f"{record(file.metadata, file)}\n")
+            return
+        found = describe_file(file, with_program=program)
+    if json:
+        emit_json(found)
+    else:
+        _print(found)
+
+
+def describe_file(file: "GGUFFile", with_program: bool = False) -> dict[str, Any]:
+    """What `show --json` prints: paths, size, metadata, tensors by type, memory plan, chat template, program."""
+    from localinfer.errors import LocalInferError
+    from localinfer.models import record
+
+    found: dict[str, Any] = {
+        "paths": [str(path) for path in file.paths],
+        "size": file.file_size,
+        "metadata": {key: _short(value) for key, value in file.metadata.items()},
+        "tensors": _by_type(file),
+        "chat_template": file.metadata.get("tokenizer.chat_template"),
+    }
+    try:
+        recorded = record(file.metadata, file)
+        found["memory_plan"] = _plan(file, recorded)
+        found["context_length"] = recorded.context_length
+        if with_program:
+            found["program"] = str(recorded).splitlines()
+    except LocalInferError as error:  # a file that cannot be run can still be looked at
+        found["not_runnable"] = error.message
+    return found
+
+
+def _by_type(file: "GGUFFile") -> list[dict[str, Any]]:
+    types: dict[str, dict[str, Any]] = {}
+    for tensor in file.tensors.values():
+        row = types.setdefault(tensor.type.name, {"type": tensor.type.name, "tensors": 0, "weights": 0, "bytes": 0})
+        count = 1
+        for dimension in tensor.shape:
+            count *= dimension
+        row["tensors"] += 1
+        row["weights"] += count
+        row["bytes"] += tensor.nbytes
+    return sorted(types.values(), key=lambda row: -int(row["bytes"]))
+
+
+def _plan(file: "GGUFFile", program: "Program") -> dict[str, Any]:
+    """What loading for one conversation would reserve, with the model's own context."""
+    from localinfer.kernels import backend
+    from localinfer.kernels.base import LoadConfig
+
+    blocks = -(-program.context_length // 16)
+    config = LoadConfig(512, 1, 1, program.context_length, blocks)
+    plan = backend("cpu").plan(program, file, config)
+    return {"backend": "cpu", "context": config.context, "parts": plan.parts, "total": plan.total}
+
+
+def _short(value: Any) -> Any:
+    """A metadata value that JSON can hold; long arrays (vocabularies) are told by their size and kind."""
+    from localinfer.formats.metadata import describe
+
+    if isinstance(value, str | int | float | bool):
+        return value
+    return list(value) if len(value) <= MAX_LISTED else describe(value)
+
+
+def _print(found: dict[str, Any]) -> None:
+    for path in found["paths"]:
+        emit(f"{path}\n")
+    emit(f"{size(found['size'])}\n\nmetadata\n")
+    for key, value in found["metadata"].items():
+        text = str(value)
+        if key == "tokenizer.chat_template":
+            text = f"{len(text)} characters; --json prints it"
+        emit(f"  {key:45} {harmless(text if len(text) <= 100 else text[:97] + '...')}\n")
+    emit("\ntensors\n")
+    emit_table(
+        ("type", "tensors", "weights", "bytes", "size"),
+        [(row["type"], row["tensors"], row["weights"], row["bytes"], size(row["bytes"])) for row in found["tensors"]],
+    )
+    emit(f"\nchat template: {'yes' if found['chat_template'] else 'no: it completes text, and does not chat'}\n")
+    if "not_runnable" in found:
+        emit(f"cannot be run: {found['not_runnable']}\n")
+        return
+    emit(f"context: made for {found['context_length']} tokens\n")
+    plan = found["memory_plan"]
+    parts = ", ".join(f"{name} {size(count)}" for name, count in plan["parts"].items())
+    emit(f"memory: {size(plan['total'])} on the {plan['backend']} backend with {plan['context']} tokens: {parts}\n")
