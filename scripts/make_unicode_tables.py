@@ -1,6 +1,6 @@
 """Writes kernels/host/native/encoder_unicode_tables.h from the Unicode data of the `regex` package and of Python.
 
-    python scripts/make_unicode_tables.py > kernels/host/native/encoder_unicode_tables.h
+python scripts/make_unicode_tables.py > kernels/host/native/encoder_unicode_tables.h
 """
 
 from __future__ import annotations

@@ -1,0 +1,136 @@
+"""Which tokens of a vocabulary are special.
+
+Files name some of them; the rest is known only by their text. The names are those that llama.cpp knows
+(src/llama-vocab.cpp), since conversions are made for it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from localinfer.formats.metadata import Metadata
+from localinfer.kernels.host.encoder import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, NativeVocabulary
+
+_PREFIX = "tokenizer.ggml."
+
+_END_OF_TURN = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"),
+    *("[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>"),
+)
+_END_OF_MESSAGE = ("<|eom_id|>",)
+# Fill-in-the-middle tokens that end an answer: padding, and what announces another file or repository.
+_FIM_PAD = ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]")
+_FIM_REPOSITORY = ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>")
+_FIM_FILE = ("<|file_sep|>",)
+# Whatever else ends an answer.
+_STOP = (
+    *_END_OF_TURN,
+    *_END_OF_MESSAGE,
+    *("<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "[EOS]", "<turn|>", "<|tool_response>", "[e~["),
+)
+# These end an answer only if the file itself types them as special: elsewhere they may be plain text.
+_STOP_IF_TYPED = ("</s>", "<eos>")
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids of the special tokens; None where the vocabulary has none. `stop` are those that end an answer."""
+
+    bos: int | None
+    eos: int | None
+    eot: int | None
+    eom: int | None
+    unk: int | None
+    sep: int | None
+    pad: int | None
+    mask: int | None
+    stop: frozenset[int]
+
+
+def find_special_ids(
+    data: Metadata, vocabulary: NativeVocabulary, defaults: dict[str, int], has_types: bool
+) -> tuple[SpecialIds, list[str]]:
+    """The ids, and notes about ids that the file names but its vocabulary does not have.
+
+    Tokens that are special by their text get the type CONTROL, whatever the file says.
+    `defaults` are ids by our names ("bos", ...) for files that leave them out.
+    """
+    notes: list[str] = []
+
+    def named(key: str, default: str = "") -> int | None:
+        token_id = data.get_int(_PREFIX + key, -1, minimum=-1, maximum=2**32 - 1)
+        if token_id >= len(vocabulary):
+            notes.append(f"{_PREFIX}{key} is {token_id}, but the vocabulary has {len(vocabulary)} tokens: ignored")
+            token_id = -1
+        if token_id < 0:
+            token_id = defaults.get(default, -1)
+        return token_id if 0 <= token_id < len(vocabulary) else None
+
+    def by_text(texts: tuple[str, ...]) -> list[int]:
+        found = [token_id for text in texts if (token_id := vocabulary.find(text)) is not None]
+        for token_id in found:
+            vocabulary.set_type(token_id, CONTROL)
+        return found
+
+    def either(key: str, texts: tuple[str, ...]) -> int | None:
+        token_id = named(key)
+        return token_id if token_id is not None else next(iter(by_text(texts)), None)
+
+    bos, eos = named("bos_token_id", "bos"), named("eos_token_id", "eos")
+    eot, eom = either("eot_token_id", _END_OF_TURN), either("eom_token_id", _END_OF_MESSAGE)
+    stop = {
+        *(either("fim_pad_token_id", _FIM_PAD), either("fim_rep_token_id", _FIM_REPOSITORY)),
+        *(either("fim_sep_token_id", _FIM_FILE), eos, eot, eom),
+        *by_text(_STOP),
+        *(
+            token_id
+            for text in _STOP_IF_TYPED
+            if (token_id := vocabulary.find(text)) is not None
+            and (not has_types or vocabulary.type(token_id) != NORMAL)
+        ),
+    } - {None}
+    stop -= _not_stops(vocabulary, {t for t in stop if t is not None})
+    ids = SpecialIds(
+        bos=bos,
+        eos=eos,
+        eot=eot,
+        eom=eom,
+        unk=named("unknown_token_id", "unk"),
+        sep=named("seperator_token_id", "sep"),  # so spelled in the format
+        pad=named("padding_token_id", "pad"),
+        mask=named("mask_token_id", "mask"),
+        stop=frozenset(t for t in stop if t is not None),
+    )
+    return ids, notes
+
+
+def _not_stops(vocabulary: NativeVocabulary, stop: set[int]) -> set[int]:
+    """In the formats with channels (o200k_harmony, solar), <|end|> ends a channel, not the answer."""
+    has = {text: vocabulary.find(text) in stop for text in ("<|return|>", "<|call|>", "<|calls|>", "<|flush|>")}
+    end = vocabulary.find("<|end|>")
+    calls = has["<|call|>"] or has["<|calls|>"]
+    return {end} if end is not None and calls and (has["<|return|>"] or has["<|flush|>"]) else set()
+
+
+def whitespace_strippers(
+    data: Metadata, vocabulary: NativeVocabulary, types: array[int] | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Special tokens that swallow the whitespace before them, and after them. Files do not say; families are known."""
+    pre = data.get_str(_PREFIX + "pre", "")
+    architecture = data.get_str("general.architecture", "")
+    name = data.get_str("general.name", "").lower()
+    if pre in ("jina-v2-de", "jina-v2-es", "jina-v2-code") or architecture in ("nomic-bert-moe", "jina-bert-v3"):
+        mask = vocabulary.find("<mask>")
+        return (() if mask is None else (mask,)), ()
+    if "modern-bert" in name:
+        mask = vocabulary.find("[MASK]")
+        return (() if mask is None else (mask,)), ()
+    if types is not None and ("phi-3" in name or "phi3" in name):
+        kept = {vocabulary.find(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
+        special = (CONTROL, UNKNOWN, USER_DEFINED)
+        strippers = {i for i in range(len(vocabulary)) if types[i] in special or vocabulary.type(i) in special}
+        if (end := vocabulary.find("</s>")) is not None:
+            strippers.add(end)
+        return (), tuple(sorted(strippers - kept))
+    return (), ()
