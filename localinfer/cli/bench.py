@@ -23,7 +23,10 @@ def command(
     kv_type: KvType = "f16",
     json: Json = False,
 ) -> None:
-    """Measure prefill and decode rates with random tokens. Lengths may be lists: --depth 0,4096."""
+    """Measure how fast a model runs here.
+
+    Prefill and decode of random tokens, at several lengths and depths if asked: --depth 0,4096.
+    """
     report = bench(
         model,
         prompts=_lengths("--prompt", prompt),

@@ -7,7 +7,10 @@ from localinfer.cli.output import emit, emit_json, size
 
 
 def command(json: Json = False) -> None:
-    """Say what this machine offers: processor, memory, backends and why each is or isn't usable, folders, versions."""
+    """Say what this machine offers.
+
+    Its processor and memory, each backend and why it is or isn't usable, where models are kept, and versions.
+    """
     found = examine()
     if json:
         emit_json(found)

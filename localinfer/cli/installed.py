@@ -8,7 +8,7 @@ from localinfer.cli.output import emit_json, emit_table, note, size
 
 
 def command(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """List the installed models and those that can be pulled."""
+    """List models: installed, and to be pulled."""
     from localinfer.hub.catalog import CATALOG
     from localinfer.hub.store import installed
 

@@ -11,7 +11,7 @@ def command(
     name: Annotated[str, typer.Argument(help="A name of the catalog, for example smollm2:135m.", show_default=False)],
     verify: Annotated[bool, typer.Option("--verify", help="Hash an installed file again.")] = False,
 ) -> None:
-    """Download a model, check its hash and install it."""
+    """Download a model and check its hash."""
     pull_model(name, verify=verify)
 
 

@@ -19,7 +19,10 @@ def command(
     program: Annotated[bool, typer.Option("--program", help="Print the recorded program: every op.")] = False,
     json: Json = False,
 ) -> None:
-    """Show what is in a model file: metadata, tensors by type, memory plan, chat template."""
+    """Show what is in a model file.
+
+    Its metadata, tensors by type, chat template, and the memory that running it takes.
+    """
     from localinfer.formats.gguf import open_gguf
     from localinfer.hub.store import resolve
     from localinfer.models import record
