@@ -251,3 +251,35 @@ def test_products_follow_the_contract(isa: str, type_name: str, rows: int) -> No
         raw, x = random_rows(type_name, rows, cols), inputs(5, cols)
         expected = contract(type_name, raw, x)
         assert same_bits(Weights(isa, type_name, raw, cols).multiply(Activations(isa, x)), expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", INTEGER_TYPES + FLOAT_TYPES)
+def test_any_number_of_tokens_gives_the_bits_of_one(isa: str, type_name: str) -> None:
+    rows, cols = 41, columns(type_name)[-1]
+    weights = Weights(isa, type_name, random_rows(type_name, rows, cols), cols)
+    most = 40 if isa != "portable" else 20
+    a = Activations(isa, inputs(most, cols))
+    single = np.concatenate([weights.multiply(a.rows(t, t + 1)) for t in range(most)])
+    for tokens in range(2, most + 1):
+        assert same_bits(weights.multiply(a.rows(0, tokens)), single[:tokens]), f"{tokens} tokens"
+    many = a.rows(0, 1)
+    for name in ("x", "q", "scale", "sum16", "sum32"):
+        setattr(many, name, np.ascontiguousarray(np.tile(getattr(a, name), (8, 1))[:133]))
+    assert same_bits(weights.multiply(many), np.tile(single, (8, 1))[:133])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", INTEGER_TYPES + FLOAT_TYPES)
+@pytest.mark.parametrize("tokens", [1, 3, 11])
+def test_any_split_of_the_rows_gives_the_same_bits(isa: str, type_name: str, tokens: int) -> None:
+    rows, cols = 8 * 11 + 3, columns(type_name)[-1]
+    weights = Weights(isa, type_name, random_rows(type_name, rows, cols), cols)
+    a, bias = Activations(isa, inputs(tokens, cols)), inputs(1, rows)[0]
+    whole = weights.multiply(a, bias=bias)
+    assert same_bits(whole, weights.multiply(a) + bias)
+    for step in (1, 3, 5):
+        y = np.full((tokens, rows), np.nan, np.float32)
+        for begin in range(0, weights.groups, step):
+            weights.multiply(a, (begin, min(begin + step, weights.groups)), bias, y)
+        assert same_bits(y, whole)

@@ -77,3 +77,50 @@ LI_API void li_matmul_multiply(const char* isa, int type, int rows, int cols, co
     const li::Activations a = {cols, x, width, q, width, scale, sum16, sum32, width / 16, width / 32};
     kernels->multiply(w, a, tokens, group_begin, group_end, y, y_stride, bias);
 }
+
+// Reads `bytes` bytes (a multiple of 256) in four streams, as fast as one thread can; returns their sum.
+LI_API uint64_t li_matmul_probe_read(const uint64_t* data, size_t bytes) {
+    typedef uint64_t Vector __attribute__((vector_size(16)));
+    const Vector* vectors = reinterpret_cast<const Vector*>(data);
+    const size_t stream = bytes / 64;
+    Vector sum[4] = {};
+    for (size_t i = 0; i < stream; i++)
+        for (size_t s = 0; s < 4; s++)
+            sum[s] += vectors[s * stream + i];
+    const Vector all = sum[0] + sum[1] + sum[2] + sum[3];
+    return all[0] + all[1];
+}
+
+// Runs the instructions that bound an integer product, `rounds` times, and returns the multiply-accumulates done: for
+// avx2 vpmaddubsw + vpaddw, for avx512vnni vpdpbusd with 256 bits; 0 for portable.
+LI_API double li_matmul_probe_integer(const char* isa, long rounds) {
+#if defined(__x86_64__)
+    if (!cpu_runs(isa))
+        return 0;
+    if (std::strcmp(isa, "avx2") == 0) {
+#define LI_PAIR(t, a) "vpmaddubsw %%ymm14, %%ymm15, %%ymm" t "\n vpaddw %%ymm" t ", %%ymm" a ", %%ymm" a "\n"
+        for (long i = 0; i < rounds; i++)
+            asm volatile(LI_PAIR("8", "0") LI_PAIR("9", "1") LI_PAIR("10", "2") LI_PAIR("11", "3") LI_PAIR("8", "4")
+                             LI_PAIR("9", "5") LI_PAIR("10", "6") LI_PAIR("11", "7")
+                         :
+                         :
+                         : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",
+                           "xmm11");
+#undef LI_PAIR
+        return 8.0 * 32 * static_cast<double>(rounds);
+    }
+    if (std::strcmp(isa, "avx512vnni") == 0) {
+#define LI_DOT(a) "vpdpbusd %%ymm16, %%ymm17, %%ymm" a "\n"
+        for (long i = 0; i < rounds; i++)
+            asm volatile(LI_DOT("0") LI_DOT("1") LI_DOT("2") LI_DOT("3") LI_DOT("4") LI_DOT("5") LI_DOT("6") LI_DOT("7")
+                             LI_DOT("8") LI_DOT("9") LI_DOT("10") LI_DOT("11")
+                         :
+                         :
+                         : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",
+                           "xmm11");
+#undef LI_DOT
+        return 12.0 * 32 * static_cast<double>(rounds);
+    }
+#endif
+    return static_cast<double>(rounds) * 0;
+}

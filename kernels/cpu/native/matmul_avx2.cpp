@@ -5,6 +5,8 @@
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
 
+#include <cstring>
+
 #define LI_INLINE static inline __attribute__((always_inline))
 
 namespace li {
@@ -62,6 +64,9 @@ LI_INLINE __m256 dot_scaled(const __m256i* w, const int8_t* q, Scale scale) {
     return _mm256_cvtepi32_ps(integer_dot<weight>(w, q, scale));
 }
 
+constexpr bool kFixedTiles = false; // one kernel for any number of tokens
+constexpr int kTileTokens = 16;     // tokens that pass over a panel together
+#define LI_TILES "matmul_tiles_avx2.inl"
 #include "matmul_x86.inl"
 
 LI_INLINE Scale lane_scale(__m256i bytes, int lane) {

@@ -3,6 +3,10 @@
 #include "matmul_layout.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#include <cstring>
+
+// GCC 12 warns of its own _mm512_undefined_ps when _mm512_cvtepi32_ps is inlined.
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
 #define LI_INLINE static inline __attribute__((always_inline))
@@ -14,7 +18,7 @@ enum class Weight { u4, u5, u6, s8 };
 
 // vpdpbusd takes unsigned weights, so signed ones are stored plus 128 and 128 * (sum of q) is subtracted.
 constexpr bool kOffsetWeights = true;
-using Scale = __m256; // exact: the sum times the scale stays below 2^24
+using Scale = __m256i; // 32-bit lanes
 
 extern const uint8_t kLaneByte[4][32];
 
@@ -27,28 +31,36 @@ LI_INLINE __m256i broadcast4(const int8_t* q) {
 LI_INLINE Scale lane_scale(__m256i bytes, int lane);
 
 LI_INLINE Scale byte_scale(const int8_t* p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
 
 template <Weight weight>
-LI_INLINE __m256 dot(const __m256i* w, const int8_t* q, const int32_t* offset) {
+LI_INLINE __m256i integer_dot(const __m256i* w, const int8_t* q, const int32_t* offset) {
     __m256i sum = weight == Weight::s8 ? _mm256_set1_epi32(*offset) : _mm256_setzero_si256();
     sum = _mm256_dpbusd_epi32(sum, w[0], broadcast4(q));
     sum = _mm256_dpbusd_epi32(sum, w[1], broadcast4(q + 4));
     sum = _mm256_dpbusd_epi32(sum, w[2], broadcast4(q + 8));
     sum = _mm256_dpbusd_epi32(sum, w[3], broadcast4(q + 12));
-    return _mm256_cvtepi32_ps(sum);
+    return sum;
+}
+
+template <Weight weight>
+LI_INLINE __m256 dot(const __m256i* w, const int8_t* q, const int32_t* offset) {
+    return _mm256_cvtepi32_ps(integer_dot<weight>(w, q, offset));
 }
 
 template <Weight weight>
 LI_INLINE __m256 dot_scaled(const __m256i* w, const int8_t* q, Scale scale) {
-    return _mm256_mul_ps(dot<weight>(w, q, nullptr), scale);
+    return _mm256_cvtepi32_ps(_mm256_mullo_epi32(integer_dot<weight>(w, q, nullptr), scale));
 }
 
+constexpr bool kFixedTiles = true; // one kernel per number of tokens, accumulators in registers
+constexpr int kTileTokens = 8;     // tokens that pass over a panel together
+#define LI_TILES "matmul_tiles_avx512.inl"
 #include "matmul_x86.inl"
 
 LI_INLINE Scale lane_scale(__m256i bytes, int lane) {
-    return _mm256_cvtepi32_ps(_mm256_shuffle_epi8(bytes, load(kLaneByte[lane])));
+    return _mm256_shuffle_epi8(bytes, load(kLaneByte[lane]));
 }
 
 } // namespace

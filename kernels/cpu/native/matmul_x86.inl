@@ -12,11 +12,10 @@
 // stream does not saturate the memory bus. More tokens: 16 rows x 256 k are unpacked to a panel that stays in the
 // first-level cache while all tokens of a block pass over it.
 
-constexpr int kDirectTokens = 8; // most tokens for which weights are unpacked in registers
+constexpr int kDirectTokens = 3; // most tokens for which weights are unpacked in registers
 constexpr int kStreams = 4;
-constexpr int kTileTokens = 16;       // tokens that pass over a panel together
 constexpr int kBlockTokens = 128;     // tokens that share one unpacking
-constexpr int kPanelSubs = 8;         // sub-blocks of 32 k in a panel
+constexpr int kPanelSubs = 8;              // sub-blocks of 32 k in a panel
 constexpr size_t kOffsetRoom = 16384; // integer offsets of one block of tokens (64 KiB of stack)
 
 // One block of tokens; pointers are to its first row.
@@ -340,10 +339,10 @@ struct Output {
     }
 };
 
-// Groups `group`, `group + step`, ... (G of them) for `rows.count` tokens; Tokens is 1, or 0 for up to kDirectTokens.
+// Groups `group`, `group + step`, ... (G of them) for `Tokens` tokens.
 template <class Kernel, int G, int Tokens>
 __attribute__((noinline)) void direct_groups(const Output& out, const Rows& rows, int group, int step) {
-    const int count = Tokens ? Tokens : rows.count;
+    constexpr int count = Tokens;
     const uint8_t* data[G];
     __m256 acc[G][kDirectTokens];
     for (int g = 0; g < G; g++) {
@@ -368,36 +367,183 @@ void direct_range(const Output& out, const Rows& rows, int begin, int end) {
 
 template <class Kernel>
 void direct_tokens(const Output& out, const Rows& rows, int begin, int end) {
-    if (rows.count == 1)
-        direct_range<Kernel, 1>(out, rows, begin, end);
-    else
-        direct_range<Kernel, 0>(out, rows, begin, end);
+    switch (rows.count) {
+    case 1:
+        return direct_range<Kernel, 1>(out, rows, begin, end);
+    case 2:
+        return direct_range<Kernel, 2>(out, rows, begin, end);
+    default:
+        return direct_range<Kernel, kDirectTokens>(out, rows, begin, end);
+    }
+}
+
+// ---- many tokens: 16 rows x up to 256 k unpacked to a panel
+
+// What a kernel needs besides the weights depends on the type, see `fill`.
+struct alignas(64) Panel {
+    uint8_t w[kPanelSubs][8][2][32]; // 4 k of 16 rows side by side
+    alignas(64) uint8_t scale[2 * kPanelSubs][64]; // Scale of 16 rows per 32 k (Q4_K, Q5_K) or per 16 k (Q6_K)
+    float min[2 * kPanelSubs][16];                 // mins per 32 k (Q4_K, Q5_K), or float(scale) per 16 k (Q6_K)
+    float d[kPanelSubs][16], m[kPanelSubs][16];    // per block
+};
+
+LI_INLINE void store_weights(const __m256i* w, uint8_t (*to)[2][32], int side) {
+#pragma GCC unroll 8
+    for (int c = 0; c < 8; c++)
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to[c][side]), w[c]);
+}
+
+LI_INLINE void store_scale(Scale scale, uint8_t* to, int side) {
+    std::memcpy(to + 32 * side, &scale, 32);
+}
+
+#include LI_TILES
+
+template <class Format>
+struct PanelSimple {
+    static constexpr int kColumns = 32; // per block
+
+    LI_INLINE void fill(const uint8_t* data, int32_t first, int subs, int side, Panel& panel) {
+        const auto* blocks = reinterpret_cast<const typename Format::Block*>(data) + first;
+        for (int s = 0; s < subs; s++) {
+            __m256i w[8];
+            Format::unpack(blocks[s], w);
+            store_weights(w, panel.w[s], side);
+            const __m256 d = load_halves(blocks[s].d);
+            _mm256_store_ps(panel.d[s] + 8 * side, d);
+            if constexpr (Format::kMin)
+                _mm256_store_ps(panel.m[s] + 8 * side, Format::min(blocks[s], d));
+        }
+    }
+    template <int T>
+    LI_INLINE void tile(const Panel& panel, int subs, const Rows& rows, size_t first, int count, float (*acc)[16]) {
+        tile_simple<Format::kWeight, Format::kMin, T>(panel, subs, rows, first, count, acc);
+    }
+};
+
+template <class Format>
+struct PanelK {
+    static constexpr int kColumns = 256;
+
+    LI_INLINE void fill(const uint8_t* data, int32_t first, int, int side, Panel& panel) {
+        const auto& block = reinterpret_cast<const typename Format::Block*>(data)[first];
+        const KScales scales = KScales::decode(block.scales);
+#pragma GCC unroll 1
+        for (int j = 0; j < 8; j++) {
+            __m256i w[8];
+            Format::unpack(block, j, w);
+            store_weights(w, panel.w[j], side);
+            store_scale(KScales::scale_of(scales, j), panel.scale[j], side);
+            _mm256_store_ps(panel.min[j] + 8 * side, KScales::min_of(scales, j));
+        }
+        _mm256_store_ps(panel.d[0] + 8 * side, load_halves(block.d));
+        _mm256_store_ps(panel.m[0] + 8 * side, load_halves(block.m));
+    }
+    template <int T>
+    LI_INLINE void tile(const Panel& panel, int, const Rows& rows, size_t first, int count, float (*acc)[16]) {
+        tile_k<Format::kWeight, T>(panel, rows, first, count, acc);
+    }
+};
+
+struct PanelQ6_K {
+    static constexpr int kColumns = 256;
+
+    LI_INLINE void fill(const uint8_t* data, int32_t first, int, int side, Panel& panel) {
+        const PackedQ6_K& block = reinterpret_cast<const PackedQ6_K*>(data)[first];
+#pragma GCC unroll 1
+        for (int j = 0; j < 8; j++) {
+            __m256i w[8];
+            unpack_six(block.sub[j].low, block.sub[j].high, w);
+            store_weights(w, panel.w[j], side);
+            for (int g = 2 * j; g < 2 * j + 2; g++) {
+                store_scale(byte_scale(block.scales[g]), panel.scale[g], side);
+                _mm256_store_ps(panel.min[g] + 8 * side, signed_scale(block.scales[g]));
+            }
+        }
+        const __m256 d = load_halves(block.d);
+        _mm256_store_ps(panel.d[0] + 8 * side, d);
+        _mm256_store_ps(panel.m[0] + 8 * side, _mm256_mul_ps(d, _mm256_set1_ps(-32.0f)));
+    }
+    template <int T>
+    LI_INLINE void tile(const Panel& panel, int, const Rows& rows, size_t first, int count, float (*acc)[16]) {
+        tile_q6_k<T>(panel, rows, first, count, acc);
+    }
+};
+
+template <class Kernel, int T>
+__attribute__((noinline)) void run_tile(const Panel& panel, int subs, const Rows& rows, size_t first, int count,
+                                        float (*acc)[16]) {
+    Kernel::template tile<T>(panel, subs, rows, first, count, acc);
+}
+
+// Tokens [0, rows.count) over one panel, `first` being its first sub-block of 32 k.
+template <class Kernel>
+void run_tiles(const Panel& panel, int subs, const Rows& rows, size_t first, float (*acc)[16]) {
+    for (int t = 0; t < rows.count; t += kTileTokens) {
+        const int count = rows.count - t < kTileTokens ? rows.count - t : kTileTokens;
+        const Rows tile = rows.from(t);
+        switch (kFixedTiles ? count : 0) {
+#define LI_CASE(n)                                                                                                     \
+    case n:                                                                                                            \
+        run_tile<Kernel, kFixedTiles ? n : 0>(panel, subs, tile, first, count, acc + t);                               \
+        break;
+            LI_CASE(1) LI_CASE(2) LI_CASE(3) LI_CASE(4) LI_CASE(5) LI_CASE(6) LI_CASE(7) LI_CASE(8)
+#undef LI_CASE
+        default:
+            run_tile<Kernel, 0>(panel, subs, tile, first, count, acc + t);
+        }
+    }
+}
+
+template <class Kernel>
+void panel_tokens(const Output& out, const Rows& rows, int begin, int end) {
+    constexpr int kStep = Kernel::kColumns / 32;
+    const int32_t subs = out.w->cols / 32;
+    Panel panel;
+    alignas(64) float acc[kBlockTokens][16];
+    for (int group = begin; group < end; group += 2) {
+        const uint8_t* data = out.w->data + static_cast<size_t>(group) * out.w->group_bytes;
+        const bool two = group + 1 < end; // else the second side repeats the first and is dropped
+        std::memset(acc, 0, sizeof acc[0] * rows.count);
+        for (int32_t first = 0; first < subs; first += kPanelSubs) {
+            const int count = subs - first < kPanelSubs ? subs - first : kPanelSubs;
+            for (int side = 0; side < 2; side++)
+                Kernel::fill(data + (two ? side * out.w->group_bytes : 0), first / kStep, count, side, panel);
+            run_tiles<Kernel>(panel, count, rows, first, acc);
+        }
+        for (int t = 0; t < rows.count; t++)
+            for (int side = 0; side < 1 + two; side++)
+                Output::store(out, group + side, t, _mm256_load_ps(acc[t] + 8 * side));
+    }
 }
 
 // ---- the table
 
 using MultiplyRows = void (*)(const Output&, const Rows&, int begin, int end);
+struct Kernels {
+    MultiplyRows direct, panel;
+};
 
-inline MultiplyRows direct_function(int32_t type) {
+inline Kernels kernels_of(int32_t type) {
     switch (type) {
     case kQ4_0:
-        return direct_tokens<Direct<FormatQ4_0>>;
+        return {direct_tokens<Direct<FormatQ4_0>>, panel_tokens<PanelSimple<FormatQ4_0>>};
     case kQ4_1:
-        return direct_tokens<Direct<FormatQ4_1>>;
+        return {direct_tokens<Direct<FormatQ4_1>>, panel_tokens<PanelSimple<FormatQ4_1>>};
     case kQ5_0:
-        return direct_tokens<Direct<FormatQ5_0>>;
+        return {direct_tokens<Direct<FormatQ5_0>>, panel_tokens<PanelSimple<FormatQ5_0>>};
     case kQ5_1:
-        return direct_tokens<Direct<FormatQ5_1>>;
+        return {direct_tokens<Direct<FormatQ5_1>>, panel_tokens<PanelSimple<FormatQ5_1>>};
     case kQ8_0:
-        return direct_tokens<Direct<FormatQ8_0>>;
+        return {direct_tokens<Direct<FormatQ8_0>>, panel_tokens<PanelSimple<FormatQ8_0>>};
     case kQ4_K:
-        return direct_tokens<DirectK<FormatQ4_K>>;
+        return {direct_tokens<DirectK<FormatQ4_K>>, panel_tokens<PanelK<FormatQ4_K>>};
     case kQ5_K:
-        return direct_tokens<DirectK<FormatQ5_K>>;
+        return {direct_tokens<DirectK<FormatQ5_K>>, panel_tokens<PanelK<FormatQ5_K>>};
     case kQ6_K:
-        return direct_tokens<DirectQ6_K>;
+        return {direct_tokens<DirectQ6_K>, panel_tokens<PanelQ6_K>};
     default:
-        return nullptr;
+        return {nullptr, nullptr};
     }
 }
 
@@ -416,12 +562,12 @@ inline void sum_offsets(const Rows& rows, int32_t groups, int32_t* offset) {
 
 inline void multiply(const PackedMatrix& w, const Activations& a, int tokens, int group_begin, int group_end, float* y,
                      size_t y_stride, const float* bias) {
-    const MultiplyRows direct = direct_function(w.type);
+    const Kernels kernels = kernels_of(w.type);
     const int32_t groups16 = w.cols / 16;
     const bool offsets = kOffsetWeights && w.type == kQ8_0;
-    if (!direct || (offsets && static_cast<size_t>(groups16) > kOffsetRoom))
+    if (!kernels.direct || (offsets && static_cast<size_t>(groups16) > kOffsetRoom))
         return matmul_portable()->multiply(w, a, tokens, group_begin, group_end, y, y_stride, bias);
-    int most = kDirectTokens;
+    int most = tokens <= kDirectTokens ? kDirectTokens : kBlockTokens;
     alignas(32) int32_t offset[kOffsetWeights ? kOffsetRoom : 1];
     if (offsets && static_cast<size_t>(most) * groups16 > kOffsetRoom)
         most = static_cast<int>(kOffsetRoom / groups16);
@@ -442,7 +588,7 @@ inline void multiply(const PackedMatrix& w, const Activations& a, int tokens, in
             rows.offset = offset;
         }
         const Output out = {&w, y + t * y_stride, y_stride, bias};
-        direct(out, rows, group_begin, group_end);
+        (rows.count <= kDirectTokens ? kernels.direct : kernels.panel)(out, rows, group_begin, group_end);
     }
 }
 
