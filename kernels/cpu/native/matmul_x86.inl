@@ -51,6 +51,24 @@ LI_INLINE __m256 broadcast(const float* p) {
     return _mm256_broadcast_ss(p);
 }
 
+// Asks for the weights that this stream needs some hundred cycles later: the processor's own prefetchers lose the
+// overlap of memory and arithmetic when blocks of several streams take turns.
+template <class T>
+LI_INLINE void prefetch(const T& block) {
+#ifndef PFA
+#define PFA 4096
+#endif
+#ifndef PFT
+#define PFT _MM_HINT_T0
+#endif
+    if (PFA) {
+    const char* ahead = reinterpret_cast<const char*>(&block) + PFA;
+#pragma GCC unroll 8
+    for (size_t i = 0; i < sizeof(T); i += 64)
+        _mm_prefetch(ahead + i, PFT);
+    }
+}
+
 // ---- unpacking: 32 k of 8 rows to w[8], k ascending
 
 LI_INLINE void unpack_nibbles(const uint8_t (*low)[32], __m256i* w) {
@@ -190,6 +208,7 @@ LI_INLINE void direct_simple(const uint8_t* const (&data)[G], int32_t blocks, co
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
             const Block& block = reinterpret_cast<const Block*>(data[g])[b];
+            prefetch(block);
             __m256i w[8];
             Format::unpack(block, w);
             const __m256 d = load_halves(block.d), m = Format::min(block, d);
@@ -228,6 +247,7 @@ LI_INLINE void direct_k(const uint8_t* const (&data)[G], int32_t blocks, const R
 #pragma GCC unroll 4
             for (int g = 0; g < G; g++) {
                 __m256i w[8];
+                prefetch(block[g]->sub[j]);
                 Format::unpack(*block[g], j, w);
                 const Scale scale = KScales::scale_of(scales[g], j);
                 const __m256 min = KScales::min_of(scales[g], j);
@@ -267,6 +287,7 @@ LI_INLINE void direct_q6_k(const uint8_t* const (&data)[G], int32_t blocks, cons
 #pragma GCC unroll 4
             for (int g = 0; g < G; g++) {
                 __m256i w[8];
+                prefetch(block[g]->sub[j]);
                 unpack_six(block[g]->sub[j].low, block[g]->sub[j].high, w);
                 const int8_t* stored = block[g]->scales[2 * j];
                 const __m256 f0 = signed_scale(stored), f1 = signed_scale(stored + 8);
@@ -407,6 +428,7 @@ struct PanelSimple {
         const auto* blocks = reinterpret_cast<const typename Format::Block*>(data) + first;
         for (int s = 0; s < subs; s++) {
             __m256i w[8];
+            prefetch(blocks[s]);
             Format::unpack(blocks[s], w);
             store_weights(w, panel.w[s], side);
             const __m256 d = load_halves(blocks[s].d);
@@ -431,6 +453,7 @@ struct PanelK {
 #pragma GCC unroll 1
         for (int j = 0; j < 8; j++) {
             __m256i w[8];
+            prefetch(block.sub[j]);
             Format::unpack(block, j, w);
             store_weights(w, panel.w[j], side);
             store_scale(KScales::scale_of(scales, j), panel.scale[j], side);
@@ -453,6 +476,7 @@ struct PanelQ6_K {
 #pragma GCC unroll 1
         for (int j = 0; j < 8; j++) {
             __m256i w[8];
+            prefetch(block.sub[j]);
             unpack_six(block.sub[j].low, block.sub[j].high, w);
             store_weights(w, panel.w[j], side);
             for (int g = 2 * j; g < 2 * j + 2; g++) {

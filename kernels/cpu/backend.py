@@ -1,0 +1,390 @@
+"""The CPU backend: native kernels chosen by instruction set, one native call per step."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from localinfer.errors import FormatError, LocalInferError, MemoryPlanError, UnsupportedError
+from localinfer.kernels.base import (
+    Availability,
+    Batch,
+    Cancelled,
+    KvType,
+    LoadConfig,
+    MemoryPlan,
+    Progress,
+    Tensor,
+    TensorSource,
+    row_range,
+)
+from localinfer.kernels.cpu import topology
+from localinfer.kernels.cpu.lower import Lowered, Place, lower
+from localinfer.kernels.cpu.native import (
+    ACTIVATIONS,
+    KINDS,
+    KV_TYPES,
+    PURPOSES,
+    BatchView,
+    Config,
+    NativeOp,
+    ValueRef,
+    isa_names,
+    library,
+)
+from localinfer.kernels.program import Matrix, Program, Vector
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_POOLS: dict[int, int] = {}  # threads -> native pool: one per process and size, shared by every model
+_POOLS_LOCK = threading.Lock()
+
+
+class CpuBackend:
+    """Runs on any CPU; fast where an instruction set of `native/isa.cpp` is there.
+
+    `isa` forces one by name ("portable", "avx2", "avx512vnni"); the default is the environment variable
+    LOCALINFER_CPU_ISA, else the best.
+    """
+
+    name = "cpu"
+
+    def __init__(self, isa: str | None = None) -> None:
+        self._isa = isa or os.environ.get("LOCALINFER_CPU_ISA") or None
+
+    @property
+    def isa(self) -> str:
+        """The instruction set whose kernels run."""
+        names = isa_names()
+        if self._isa is not None and self._isa not in names:
+            raise UnsupportedError(
+                f"the instruction set {self._isa!r} cannot run on this processor", f"usable here: {', '.join(names)}"
+            )
+        return self._isa or names[-1]
+
+    def availability(self) -> Availability:
+        try:
+            names = isa_names()
+        except (LocalInferError, OSError) as error:
+            return Availability(False, f"its native library does not load: {error}")
+        threads = topology.default_threads()
+        limit = topology.quota()
+        details = {
+            "instruction sets": ", ".join(names),
+            "in use": self.isa,
+            "threads": str(threads),
+            "logical processors allowed": str(len(topology.allowed_cpus())),
+            "container quota": "none" if limit is None else f"{limit:g} processors",
+        }
+        return Availability(True, f"{self.isa} kernels, {threads} thread{'s' if threads != 1 else ''}", details)
+
+    def plan(self, program: Program, tensors: TensorSource, config: LoadConfig) -> MemoryPlan:
+        with _building(self.isa, program, tensors, config) as building:
+            building.reserve(only_plan=True)
+            return MemoryPlan(building.reserved())
+
+    def load(
+        self, program: Program, tensors: TensorSource, config: LoadConfig, progress: Progress | None = None
+    ) -> CpuExecutable:
+        with _building(self.isa, program, tensors, config) as building:
+            building.reserve(only_plan=False)
+            building.load_weights(progress)
+            return building.finish()
+
+
+class CpuExecutable:
+    """A loaded model; see `kernels.base.Executable`."""
+
+    def __init__(self, model: int, ops: list[Lowered], vocab_size: int, memory: MemoryPlan, threads: int) -> None:
+        self._model: int | None = model
+        self._ops = ops
+        self._vocab_size = vocab_size
+        self.memory = memory
+        self.threads = threads
+
+    def step(self, batch: Batch) -> CpuLogits:
+        native = library()
+        arrays = (
+            batch.tokens,
+            batch.positions,
+            batch.starts,
+            batch.block_table,
+            batch.table_starts,
+            batch.logit_rows,
+        )
+        if len(batch.positions) != len(batch.tokens) or len(batch.table_starts) != len(batch.starts):
+            raise ValueError("tokens and positions, or starts and table_starts, differ in length")
+        view = BatchView(
+            len(batch.tokens),
+            len(batch.starts) - 1,
+            len(batch.logit_rows),
+            len(batch.block_table),
+            *(_address(a) for a in arrays),
+        )
+        model = self._handle()
+        if native.li_cpu_step(model, ctypes.byref(view)):
+            if native.li_cpu_cancelled(model):
+                raise Cancelled
+            raise ValueError(f"the step was refused: {native.li_cpu_error(model).decode()}")
+        return CpuLogits(len(batch.logit_rows), self._vocab_size, native.li_cpu_logits(model))
+
+    def cancel(self) -> None:
+        if self._model is not None:
+            library().li_cpu_cancel(self._model)
+
+    def close(self) -> None:
+        if self._model is not None:
+            library().li_cpu_destroy(self._model)
+            self._model = None
+
+    def profile(self) -> list[tuple[Lowered, float]]:
+        """Seconds that thread 0 spent in each native op since the last call; the first call only starts the clock."""
+        seconds = array("d", bytes(8 * len(self._ops)))
+        library().li_cpu_profile(self._handle(), seconds.buffer_info()[0], len(self._ops))
+        return list(zip(self._ops, seconds, strict=True))
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.close()
+
+    def _handle(self) -> int:
+        if self._model is None:
+            raise RuntimeError("the model is closed")
+        return self._model
+
+
+class CpuLogits:
+    """The logits of one step; see `kernels.base.Logits`."""
+
+    def __init__(self, rows: int, vocab_size: int, address: int) -> None:
+        self.rows = rows
+        self.vocab_size = vocab_size
+        self.address = address
+
+    def numpy(self) -> npt.NDArray[Any]:
+        import numpy as np
+
+        count = self.rows * self.vocab_size
+        if count == 0:
+            return np.zeros((self.rows, self.vocab_size), np.float32)
+        values = (ctypes.c_float * count).from_address(self.address)
+        return np.frombuffer(values, np.float32).reshape(self.rows, self.vocab_size)
+
+
+class _Building:
+    """A native model between creation and the first step."""
+
+    def __init__(self, isa: str, program: Program, tensors: TensorSource, config: LoadConfig) -> None:
+        self.program = program
+        self.tensors = tensors
+        self.native = library()
+        self.isa = isa.encode()
+        self.threads = config.threads or topology.default_threads()
+        if config.block_size % 8 or 256 % config.block_size:
+            raise UnsupportedError(
+                f"KV blocks of {config.block_size} tokens", "the cpu backend takes 8, 16, 32, 64, 128 or 256"
+            )
+        native_config = Config(
+            config.max_tokens,
+            config.max_rows,
+            config.max_sequences,
+            config.context,
+            config.kv_blocks,
+            config.block_size,
+            _kv_type(config.kv_type_k),
+            _kv_type(config.kv_type_v),
+            _pool(self.threads),
+            self.isa,
+        )
+        self.model: int = self.native.li_cpu_create(ctypes.byref(native_config))
+        if not self.model:
+            raise MemoryPlanError("out of memory", "close other programs or use a smaller model")
+        self.files: dict[str, int] = {}
+
+    def describe(self) -> None:
+        """Declares matrices, vectors, ropes and KV layers, and lowers the program."""
+        matrices = {m: self.tensors.tensor(m.name) for m in self.program.matrices()}
+        integer = frozenset(m for m, t in matrices.items() if self.native.li_cpu_integer_type(self.isa, t.type.id))
+        self.lowered = lower(self.program, integer)
+        for matrix in self.lowered.matrices:
+            self._add_matrix(matrix, matrices[matrix])
+        for vector in self.lowered.vectors:
+            values = _vector_values(self.tensors.tensor(vector.name), vector)
+            self._check(self.native.li_cpu_add_vector(self.model, _address(values), len(values)))
+        for rope in self.lowered.ropes:
+            frequencies = array("d", rope.inverse_frequencies)
+            self._check(
+                self.native.li_cpu_add_rope(
+                    self.model, _address(frequencies), len(frequencies), rope.magnitude, rope.pairs == "adjacent"
+                )
+            )
+        for layer in self.program.kv:
+            self._check(self.native.li_cpu_add_kv_layer(self.model, layer.n_kv_heads, layer.head_dim))
+
+    def _add_matrix(self, matrix: Matrix, tensor: Tensor) -> None:
+        if self.native.li_cpu_group_bytes(self.isa, tensor.type.id, matrix.cols) == 0:
+            raise UnsupportedError(
+                f"tensor {tensor.name} is {tensor.type.name} with {matrix.cols} columns, which the cpu backend lacks",
+                "use --backend reference, or a file quantized to another type",
+            )
+        offset, _ = row_range(tensor, matrix.start, matrix.rows)
+        path = str(tensor.path)
+        if path not in self.files:
+            self.files[path] = os.open(path, os.O_RDONLY)
+        self._check(
+            self.native.li_cpu_add_matrix(
+                self.model,
+                tensor.type.id,
+                matrix.rows,
+                matrix.cols,
+                self.files[path],
+                tensor.offset + offset,
+                tensor.type.row_bytes(matrix.cols),
+            )
+        )
+
+    def reserve(self, only_plan: bool) -> None:
+        low = self.lowered
+        ops = (NativeOp * len(low.ops))(*(_native_op(op) for op in low.ops))
+        widths, cols = array("i", low.slot_widths), array("i", low.quantized_cols)
+        self._check(
+            self.native.li_cpu_reserve(
+                self.model, ops, len(ops), _address(widths), len(widths), _address(cols), len(cols), only_plan
+            )
+        )
+
+    def reserved(self) -> dict[str, int]:
+        numbers = self.native.li_cpu_reserved(self.model)
+        return {purpose: int(numbers[i]) for i, purpose in enumerate(PURPOSES)}
+
+    def load_weights(self, progress: Progress | None) -> None:
+        """Reads and packs the weights; with `progress`, a thread watches the native counter meanwhile."""
+        total = sum(row_range(self.tensors.tensor(m.name), m.start, m.rows)[1] for m in self.lowered.matrices)
+        finished = threading.Event()
+
+        def watch(report: Progress) -> None:
+            while not finished.wait(0.1):
+                report(self.native.li_cpu_progress(self.model), total)
+
+        watcher = threading.Thread(target=watch, args=(progress,)) if progress else None
+        if watcher:
+            watcher.start()
+        try:
+            failed = self.native.li_cpu_load_weights(self.model)
+        finally:
+            finished.set()
+            if watcher:
+                watcher.join()
+        if failed:
+            raise FormatError(
+                f"the weights could not be read: {self.native.li_cpu_error(self.model).decode()}",
+                "check the file with `localinfer show`, or download it again",
+            )
+        if progress:
+            progress(total, total)
+
+    def finish(self) -> CpuExecutable:
+        model, self.model = self.model, 0
+        memory = MemoryPlan({p: int(n) for p, n in zip(PURPOSES, self.native.li_cpu_reserved(model), strict=False)})
+        return CpuExecutable(model, self.lowered.ops, self.program.vocab_size, memory, self.threads)
+
+    def close(self) -> None:
+        if self.model:
+            self.native.li_cpu_destroy(self.model)
+        for file in self.files.values():
+            os.close(file)
+
+    def _check(self, result: int) -> None:
+        if result < 0:
+            raise MemoryPlanError(
+                f"the model could not be set up: {self.native.li_cpu_error(self.model).decode()}",
+                "use a smaller context (--context) or a smaller model",
+            )
+
+
+@contextmanager
+def _building(isa: str, program: Program, tensors: TensorSource, config: LoadConfig) -> Iterator[_Building]:
+    building = _Building(isa, program, tensors, config)
+    try:
+        building.describe()
+        yield building
+    finally:
+        building.close()
+
+
+def _pool(threads: int) -> int:
+    with _POOLS_LOCK:
+        if threads not in _POOLS:
+            pool = library().li_cpu_pool_create(threads)
+            if not pool:
+                raise LocalInferError(f"{threads} threads could not be started", "use fewer: --threads")
+            _POOLS[threads] = pool
+        return _POOLS[threads]
+
+
+def _kv_type(name: KvType) -> int:
+    if name not in KV_TYPES:
+        raise UnsupportedError(f"KV type {name!r} on the cpu backend", f"it has {', '.join(KV_TYPES)}")
+    return KV_TYPES.index(name)
+
+
+def _address(values: array[Any]) -> int:
+    return values.buffer_info()[0]
+
+
+def _vector_values(tensor: Tensor, vector: Vector) -> array[float]:
+    """A norm's gain or a bias as float32."""
+    if tensor.type.name not in ("F32", "F16", "BF16"):
+        raise UnsupportedError(
+            f"tensor {tensor.name} is a vector of type {tensor.type.name}", "F32, F16 or BF16 are read"
+        )
+    size = tensor.type.block_bytes
+    data = bytes(tensor.buffer[vector.start * size : (vector.start + vector.size) * size])
+    if tensor.type.name == "F16":
+        import struct
+
+        return array("f", struct.unpack(f"<{vector.size}e", data))
+    if tensor.type.name == "BF16":
+        data = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
+    values = array("f")
+    values.frombytes(data)
+    return values
+
+
+def _native_op(op: Lowered) -> NativeOp:
+    native = NativeOp(
+        kind=KINDS.index(op.kind),
+        barrier_single=op.barrier_single,
+        barrier_batch=op.barrier_batch,
+        by_columns=op.by_columns,
+        n_matrices=len(op.matrices),
+        activations=op.activations,
+        vector=op.vector,
+        rope=op.rope,
+        layer=op.layer,
+        group=op.group,
+        heads=op.heads,
+        head_dim=op.head_dim,
+        window=op.window,
+        activation=ACTIVATIONS.index(op.activation),
+        factor=op.factor,
+        softcap=op.softcap,
+    )
+    for target, places in ((native.inputs, op.inputs), (native.outputs, op.outputs)):
+        for i, place in enumerate(places):
+            target[i] = _value_ref(place)
+    for i, matrix in enumerate(op.matrices):
+        native.matrices[i] = matrix
+        native.biases[i] = op.biases[i] if op.biases else -1
+    return native
+
+
+def _value_ref(place: Place) -> ValueRef:
+    return ValueRef(place.slot, place.width, 0 if place.dim == "tokens" else 1, place.private)

@@ -1,0 +1,139 @@
+"""ctypes bindings of native/api.cpp. The structs mirror native/model.h; a size check at load catches a drift."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
+from functools import cache
+from typing import Any
+
+from localinfer.kernels.native_library import open_library
+
+MAX_MATRICES = 4
+
+KINDS = (
+    "embed",
+    "rope_table",
+    "rms_norm",
+    "quantize",
+    "linear",
+    "rope",
+    "kv_append",
+    "attention",
+    "attention_merge",
+    "glu",
+    "add",
+    "scale",
+    "softcap",
+    "select_rows",
+)
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+KV_TYPES = ("f16", "bf16", "int8")
+PURPOSES = ("weights", "kv", "activations")
+
+
+class ValueRef(Structure):
+    _fields_ = [("slot", c_int32), ("width", c_int32), ("dim", c_int32), ("is_private", c_int32)]
+
+
+class NativeOp(Structure):
+    _fields_ = [
+        ("kind", c_int32),
+        ("barrier_single", c_int32),
+        ("barrier_batch", c_int32),
+        ("by_columns", c_int32),
+        ("inputs", ValueRef * 3),
+        ("outputs", ValueRef * MAX_MATRICES),
+        ("matrices", c_int32 * MAX_MATRICES),
+        ("biases", c_int32 * MAX_MATRICES),
+        ("n_matrices", c_int32),
+        ("activations", c_int32),
+        ("vector", c_int32),
+        ("rope", c_int32),
+        ("layer", c_int32),
+        ("group", c_int32),
+        ("heads", c_int32),
+        ("head_dim", c_int32),
+        ("window", c_int32),
+        ("activation", c_int32),
+        ("factor", c_float),
+        ("softcap", c_float),
+    ]
+
+
+class Config(Structure):
+    _fields_ = [
+        ("max_tokens", c_int32),
+        ("max_rows", c_int32),
+        ("max_sequences", c_int32),
+        ("context", c_int32),
+        ("kv_blocks", c_int32),
+        ("block_size", c_int32),
+        ("kv_type_k", c_int32),
+        ("kv_type_v", c_int32),
+        ("pool", c_void_p),
+        ("isa", c_char_p),
+    ]
+
+
+class BatchView(Structure):
+    _fields_ = [
+        ("tokens", c_int32),
+        ("sequences", c_int32),
+        ("rows", c_int32),
+        ("table_size", c_int32),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("starts", c_void_p),
+        ("block_table", c_void_p),
+        ("table_starts", c_void_p),
+        ("logit_rows", c_void_p),
+    ]
+
+
+# name -> (result type, argument types)
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "li_cpu_isa_name": (c_char_p, [c_int]),
+    "li_cpu_group_bytes": (c_size_t, [c_char_p, c_int32, c_int32]),
+    "li_cpu_integer_type": (c_int, [c_char_p, c_int32]),
+    "li_cpu_op_bytes": (c_size_t, []),
+    "li_cpu_pool_create": (c_void_p, [c_int]),
+    "li_cpu_pool_destroy": (None, [c_void_p]),
+    "li_cpu_create": (c_void_p, [POINTER(Config)]),
+    "li_cpu_destroy": (None, [c_void_p]),
+    "li_cpu_error": (c_char_p, [c_void_p]),
+    "li_cpu_add_matrix": (c_int, [c_void_p, c_int32, c_int32, c_int32, c_int, c_uint64, c_size_t]),
+    "li_cpu_add_vector": (c_int, [c_void_p, c_void_p, c_int]),
+    "li_cpu_add_rope": (c_int, [c_void_p, c_void_p, c_int, c_float, c_int]),
+    "li_cpu_add_kv_layer": (c_int, [c_void_p, c_int32, c_int32]),
+    "li_cpu_reserve": (c_int, [c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_int, c_int]),
+    "li_cpu_load_weights": (c_int, [c_void_p]),
+    "li_cpu_progress": (c_uint64, [c_void_p]),
+    "li_cpu_reserved": (POINTER(c_uint64), [c_void_p]),
+    "li_cpu_step": (c_int, [c_void_p, POINTER(BatchView)]),
+    "li_cpu_cancel": (None, [c_void_p]),
+    "li_cpu_cancelled": (c_int, [c_void_p]),
+    "li_cpu_logits": (c_void_p, [c_void_p]),
+    "li_cpu_profile": (None, [c_void_p, c_void_p, c_int]),
+}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The opened native library, with every function's types declared. Calls release the GIL (ctypes.CDLL does)."""
+    native = open_library("localinfer.kernels.cpu._cpu")
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(native, name)
+        function.restype = result
+        function.argtypes = arguments
+    if native.li_cpu_op_bytes() != ctypes.sizeof(NativeOp):
+        raise RuntimeError("NativeOp in native.py and Op in native/model.h differ: rebuild localinfer")
+    return native
+
+
+def isa_names() -> list[str]:
+    """Instruction sets whose kernels can run here, the best last."""
+    names = []
+    while (name := library().li_cpu_isa_name(len(names))) is not None:
+        names.append(name.decode())
+    return names

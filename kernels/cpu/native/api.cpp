@@ -1,0 +1,120 @@
+// The C interface of the CPU backend. No exception crosses it: out of memory becomes an error like any other.
+#include "api.h"
+
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "model.h"
+
+using namespace li;
+
+namespace {
+
+struct Config {
+    Limits limits;
+    Pool* pool;
+    const char* isa; // null: the best
+};
+
+template <class Function> auto guarded(Model* model, Function f, decltype(f()) failed) -> decltype(f()) {
+    try {
+        return f();
+    } catch (const std::bad_alloc&) {
+        if (model) model->error = "out of memory";
+        return failed;
+    } catch (...) {
+        if (model) model->error = "internal error";
+        return failed;
+    }
+}
+
+} // namespace
+
+LI_API const char* li_cpu_isa_name(int index) {
+    const Isa* isa = usable_isa(index);
+    return isa ? isa->name : nullptr;
+}
+
+LI_API size_t li_cpu_group_bytes(const char* isa_name, int32_t type, int32_t cols) {
+    const Isa* isa = find_isa(isa_name);
+    return isa ? isa->matmul->group_bytes(type, cols) : 0;
+}
+
+LI_API int li_cpu_integer_type(const char* isa_name, int32_t type) {
+    const Isa* isa = find_isa(isa_name);
+    return isa && isa->matmul->integer_type(type);
+}
+
+LI_API size_t li_cpu_op_bytes() { return sizeof(Op); }
+
+LI_API Pool* li_cpu_pool_create(int threads) {
+    return guarded(nullptr, [&] { return new Pool(threads); }, static_cast<Pool*>(nullptr));
+}
+
+LI_API void li_cpu_pool_destroy(Pool* pool) { delete pool; }
+
+LI_API Model* li_cpu_create(const Config* config) {
+    const Isa* isa = find_isa(config->isa);
+    if (!isa || !config->pool) return nullptr;
+    return guarded(nullptr, [&] { return new Model(*config->pool, *isa, config->limits); }, static_cast<Model*>(nullptr));
+}
+
+LI_API void li_cpu_destroy(Model* model) { delete model; }
+
+LI_API const char* li_cpu_error(Model* model) { return model->error.c_str(); }
+
+LI_API int li_cpu_add_matrix(Model* model, int32_t type, int32_t rows, int32_t cols, int file, uint64_t offset,
+                             size_t row_bytes) {
+    return guarded(model, [&] { return model->add_matrix(type, rows, cols, {file, offset, row_bytes}); }, -1);
+}
+
+LI_API int li_cpu_add_vector(Model* model, const float* values, int size) {
+    return guarded(model, [&] { return model->add_vector(values, size); }, -1);
+}
+
+LI_API int li_cpu_add_rope(Model* model, const double* inverse_frequencies, int pairs, float magnitude, int adjacent) {
+    return guarded(model, [&] { return model->add_rope(inverse_frequencies, pairs, magnitude, adjacent != 0), 0; }, -1);
+}
+
+LI_API int li_cpu_add_kv_layer(Model* model, int32_t n_kv_heads, int32_t head_dim) {
+    return guarded(model, [&] { return model->add_kv_layer(n_kv_heads, head_dim), 0; }, -1);
+}
+
+LI_API int li_cpu_reserve(Model* model, const Op* ops, int n_ops, const int32_t* slot_widths, int n_slots,
+                          const int32_t* quantized_cols, int n_quantized, int only_plan) {
+    return guarded(model, [&] {
+        bool ok = model->reserve(ops, n_ops, slot_widths, n_slots, quantized_cols, n_quantized, only_plan != 0);
+        return ok ? 0 : -1;
+    }, -1);
+}
+
+LI_API int li_cpu_load_weights(Model* model) {
+    return guarded(model, [&] { return model->load_weights() ? 0 : -1; }, -1);
+}
+
+LI_API uint64_t li_cpu_progress(Model* model) { return model->progress.load(); }
+
+// Bytes reserved (or planned) for weights, KV and activations, in the order of `Purpose`.
+LI_API const uint64_t* li_cpu_reserved(Model* model) { return model->reserved; }
+
+LI_API int li_cpu_step(Model* model, const BatchView* batch) {
+    model->cancel = false;
+    return guarded(model, [&] { return model->step(*batch) ? 0 : -1; }, -1);
+}
+
+LI_API void li_cpu_cancel(Model* model) { model->cancel = true; }
+
+LI_API int li_cpu_cancelled(Model* model) { return model->cancel.load(); }
+
+LI_API const float* li_cpu_logits(Model* model) { return model->logits(); }
+
+// Switches per-op timing on (n_ops > 0: returns the seconds so far in `seconds` and goes on) or off (n_ops = 0).
+LI_API void li_cpu_profile(Model* model, double* seconds, int n_ops) {
+    guarded(model, [&] {
+        if (size_t(n_ops) == model->profile.size() && seconds)
+            std::memcpy(seconds, model->profile.data(), size_t(n_ops) * sizeof(double));
+        model->profile.assign(size_t(n_ops), 0.0);
+        return 0;
+    }, -1);
+}

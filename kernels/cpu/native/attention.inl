@@ -1,0 +1,254 @@
+// Paged flash attention (Dao et al. 2022, arXiv:2205.14135; Kwon et al. 2023, arXiv:2309.06180) on F8 lanes.
+//
+// The order of every sum is fixed by absolute positions, never by the tile, the step or the threads:
+//   score   one fma chain over d per (query, key)
+//   sum     lane i adds the keys with position % 8 == i, ascending, within a chunk; then sum()'s fixed tree
+//   output  one fma chain over the chunk's positions, ascending, per element
+// Positions that a row may not see get probability exactly 0, and fma(0, v, acc) == acc.
+
+namespace {
+
+using li::AttentionTile;
+using li::KvLayout;
+using li::kChunk;
+
+template <int Type> inline F8 load_lanes(const uint8_t* p, size_t index) {
+    if constexpr (Type == li::kKvF16) return F8::load_f16((const uint16_t*)p + index);
+    if constexpr (Type == li::kKvBf16) return F8::load_bf16((const uint16_t*)p + index);
+    if constexpr (Type == li::kKvInt8) return F8::load_i8((const int8_t*)p + index);
+}
+
+inline size_t element_bytes(int type) { return type == li::kKvInt8 ? 1 : 2; }
+inline int padded_dim(int head_dim) { return (head_dim + 7) / 8 * 8; }
+
+// One value in the cache's type. `inverse_scale` is 1 / scale for int8, unused otherwise.
+inline void store_element(uint8_t* p, size_t index, int type, float x, float inverse_scale) {
+    if (type == li::kKvF16)
+        ((uint16_t*)p)[index] = float_to_f16(x);
+    else if (type == li::kKvBf16)
+        ((uint16_t*)p)[index] = float_to_bf16(x);
+    else
+        ((int8_t*)p)[index] = int8_t(std::nearbyint(x * inverse_scale));
+}
+
+// scale = max|x| / 127 of one head's vector.
+inline float int8_scale(const float* x, int n) {
+    float top = 0.0f;
+    for (int i = 0; i < n; i++) top = std::fabs(x[i]) > top ? std::fabs(x[i]) : top;
+    return top / 127.0f;
+}
+
+void kv_store(const KvLayout& kv, int32_t block, int32_t slot, int32_t kv_head, const float* k, const float* v) {
+    const int d = kv.head_dim, dv = padded_dim(d);
+    uint8_t* k_block = kv.k + size_t(block) * kv.block_bytes_k;
+    uint8_t* v_block = kv.v + size_t(block) * kv.block_bytes_v;
+    float inverse_k = 0.0f, inverse_v = 0.0f;
+    if (kv.type_k == li::kKvInt8) {
+        float s = int8_scale(k, d);
+        ((float*)(k_block + kv.scales_k))[kv_head * kv.block_size + slot] = s;
+        inverse_k = s > 0.0f ? 1.0f / s : 0.0f;
+    }
+    if (kv.type_v == li::kKvInt8) {
+        float s = int8_scale(v, d);
+        ((float*)(v_block + kv.scales_v))[kv_head * kv.block_size + slot] = s;
+        inverse_v = s > 0.0f ? 1.0f / s : 0.0f;
+    }
+    size_t k_base = (size_t(kv_head) * (kv.block_size / 8) + slot / 8) * d * 8 + slot % 8;
+    for (int i = 0; i < d; i++) store_element(k_block, k_base + size_t(i) * 8, kv.type_k, k[i], inverse_k);
+    size_t v_base = (size_t(kv_head) * kv.block_size + slot) * dv;
+    for (int i = 0; i < d; i++) store_element(v_block, v_base + i, kv.type_v, v[i], inverse_v);
+    for (int i = d; i < dv; i++) store_element(v_block, v_base + i, kv.type_v, 0.0f, 0.0f);
+}
+
+// Scores of `Rows` queries against `Octets` groups of eight keys; octet o begins at k[o].
+template <int Type, int Rows, int Octets>
+inline void score_octets(const uint8_t* const* k, const float* const* q, int d, float* const* out) {
+    F8 acc[Rows][Octets];
+    for (int r = 0; r < Rows; r++)
+        for (int o = 0; o < Octets; o++) acc[r][o] = F8::zero();
+    for (int i = 0; i < d; i++) {
+        F8 key[Octets];
+        for (int o = 0; o < Octets; o++) key[o] = load_lanes<Type>(k[o], size_t(i) * 8);
+        for (int r = 0; r < Rows; r++) {
+            F8 x = F8::all(q[r][i]);
+            for (int o = 0; o < Octets; o++) acc[r][o] = fma(key[o], x, acc[r][o]);
+        }
+    }
+    for (int r = 0; r < Rows; r++)
+        for (int o = 0; o < Octets; o++) acc[r][o].store(out[r] + 8 * o);
+}
+
+// out[r][8 * Wide lanes from column] for `Rows` rows over positions [begin, end) of a chunk.
+template <int Type, int Rows, int Wide>
+inline void weigh_values(const uint8_t* const* v, const float* const* p, int begin, int end, int column,
+                         float* const* out) {
+    F8 acc[Rows][Wide];
+    for (int r = 0; r < Rows; r++)
+        for (int w = 0; w < Wide; w++) acc[r][w] = F8::zero();
+    for (int j = begin; j < end; j++) {
+        const uint8_t* base = v[j];
+        F8 value[Wide];
+        for (int w = 0; w < Wide; w++) value[w] = load_lanes<Type>(base, size_t(column) + 8 * w);
+        for (int r = 0; r < Rows; r++) {
+            F8 x = F8::all(p[r][j]);
+            for (int w = 0; w < Wide; w++) acc[r][w] = fma(value[w], x, acc[r][w]);
+        }
+    }
+    for (int r = 0; r < Rows; r++)
+        for (int w = 0; w < Wide; w++) acc[r][w].store(out[r] + column + 8 * w);
+}
+
+// Calls f(std::integral_constant<int, n>) for n = count in 1 … 6.
+template <class Function> inline void with_rows(int count, Function f) {
+    switch (count) {
+    case 1: f(std::integral_constant<int, 1>{}); break;
+    case 2: f(std::integral_constant<int, 2>{}); break;
+    case 3: f(std::integral_constant<int, 3>{}); break;
+    case 4: f(std::integral_constant<int, 4>{}); break;
+    case 5: f(std::integral_constant<int, 5>{}); break;
+    default: f(std::integral_constant<int, 6>{});
+    }
+}
+
+constexpr int kRowsAtOnce = 6;
+
+template <int Type> void chunk_scores(const AttentionTile& t, int begin, int end, int chunk_start, float* scores) {
+    const KvLayout& kv = *t.kv;
+    const int d = kv.head_dim, size = kv.block_size;
+    const size_t head_base = size_t(t.kv_head) * (size / 8) * d * 8;
+    auto octet = [&](int position) {
+        const uint8_t* block = kv.k + size_t(t.blocks[position / size]) * kv.block_bytes_k;
+        return block + (head_base + size_t(position % size / 8) * d * 8) * element_bytes(Type);
+    };
+    for (int r0 = 0; r0 < t.rows; r0 += kRowsAtOnce) {
+        int n = t.rows - r0 < kRowsAtOnce ? t.rows - r0 : kRowsAtOnce;
+        with_rows(n, [&](auto rows) {
+            constexpr int kRows = decltype(rows)::value, kOctets = kRows <= 3 ? 4 : 2;
+            float* out[kRows];
+            int position = begin;
+            for (; position + 8 * kOctets <= end; position += 8 * kOctets) {
+                const uint8_t* k[kOctets];
+                for (int o = 0; o < kOctets; o++) k[o] = octet(position + 8 * o);
+                for (int r = 0; r < kRows; r++) out[r] = scores + size_t(r0 + r) * kChunk + (position - chunk_start);
+                score_octets<Type, kRows, kOctets>(k, t.q + r0, d, out);
+            }
+            for (; position < end; position += 8) {
+                const uint8_t* k[1] = {octet(position)};
+                for (int r = 0; r < kRows; r++) out[r] = scores + size_t(r0 + r) * kChunk + (position - chunk_start);
+                score_octets<Type, kRows, 1>(k, t.q + r0, d, out);
+            }
+        });
+    }
+}
+
+template <int Type>
+void chunk_values(const AttentionTile& t, int begin, int end, int chunk_start, const float* probabilities, float* out) {
+    const KvLayout& kv = *t.kv;
+    const int size = kv.block_size, d = kv.head_dim, dv = padded_dim(d);
+    const uint8_t* v[kChunk];
+    for (int position = begin; position < end; position++) {
+        const uint8_t* block = kv.v + size_t(t.blocks[position / size]) * kv.block_bytes_v;
+        v[position - chunk_start] =
+            block + (size_t(t.kv_head) * size + position % size) * size_t(dv) * element_bytes(Type);
+    }
+    for (int r0 = 0; r0 < t.rows; r0 += kRowsAtOnce) {
+        int n = t.rows - r0 < kRowsAtOnce ? t.rows - r0 : kRowsAtOnce;
+        with_rows(n, [&](auto rows) {
+            constexpr int kRows = decltype(rows)::value, kWide = kRows <= 3 ? 4 : 2;
+            const float* p[kRows];
+            float* o[kRows];
+            for (int r = 0; r < kRows; r++) {
+                p[r] = probabilities + size_t(r0 + r) * kChunk;
+                o[r] = out + size_t(r0 + r) * dv;
+            }
+            int column = 0;
+            for (; column + 8 * kWide <= dv; column += 8 * kWide)
+                weigh_values<Type, kRows, kWide>(v, p, begin - chunk_start, end - chunk_start, column, o);
+            for (; column < dv; column += 8)
+                weigh_values<Type, kRows, 1>(v, p, begin - chunk_start, end - chunk_start, column, o);
+        });
+    }
+}
+
+// Multiplies a row's values, lane by lane, by the int8 scales of the positions they belong to.
+inline void apply_scales(const KvLayout& kv, const int32_t* blocks, int kv_head, bool keys, int begin, int end,
+                         int chunk_start, float* row) {
+    for (int position = begin; position < end; position += 8) {
+        const uint8_t* pool = keys ? kv.k : kv.v;
+        const uint8_t* block = pool + size_t(blocks[position / kv.block_size]) * (keys ? kv.block_bytes_k : kv.block_bytes_v);
+        const float* scales = (const float*)(block + (keys ? kv.scales_k : kv.scales_v)) +
+                              size_t(kv_head) * kv.block_size + position % kv.block_size;
+        float* p = row + (position - chunk_start);
+        (F8::load(p) * F8::load(scales)).store(p);
+    }
+}
+
+void attend_chunk(const AttentionTile& t, int32_t chunk, float* maximum, float* total, float* out, float* scratch) {
+    const KvLayout& kv = *t.kv;
+    const int chunk_start = chunk * kChunk;
+    int first = chunk_start + kChunk, last = chunk_start - 1;
+    for (int r = 0; r < t.rows; r++) {
+        first = t.first[r] < first ? t.first[r] : first;
+        last = t.last[r] > last ? t.last[r] : last;
+    }
+    // Whole octets, so that every vector access stays inside its block.
+    int begin = (first > chunk_start ? first : chunk_start) / 8 * 8;
+    int end = (last < chunk_start + kChunk - 1 ? last : chunk_start + kChunk - 1) / 8 * 8 + 8;
+
+    if (kv.type_k == li::kKvF16) chunk_scores<li::kKvF16>(t, begin, end, chunk_start, scratch);
+    else if (kv.type_k == li::kKvBf16) chunk_scores<li::kKvBf16>(t, begin, end, chunk_start, scratch);
+    else chunk_scores<li::kKvInt8>(t, begin, end, chunk_start, scratch);
+
+    const float kNever = -INFINITY;
+    for (int r = 0; r < t.rows; r++) {
+        float* row = scratch + size_t(r) * kChunk;
+        if (kv.type_k == li::kKvInt8) apply_scales(kv, t.blocks, t.kv_head, true, begin, end, chunk_start, row);
+        F8 factor = F8::all(t.scale), top = F8::all(kNever);
+        for (int position = begin; position < end; position += 8) {
+            float* p = row + (position - chunk_start);
+            F8 s = F8::load(p) * factor;
+            if (t.softcap > 0.0f) s = capped(s, F8::all(t.softcap));
+            if (position < t.first[r] || position + 7 > t.last[r]) {
+                float lanes[8];
+                s.store(lanes);
+                for (int i = 0; i < 8; i++)
+                    if (position + i < t.first[r] || position + i > t.last[r]) lanes[i] = kNever;
+                s = F8::load(lanes);
+            }
+            s.store(p);
+            top = max(top, s);
+        }
+        float m = largest(top);
+        maximum[r] = m;
+        F8 l = F8::zero();
+        for (int position = begin; position < end; position += 8) {
+            float* p = row + (position - chunk_start);
+            F8 e = m == kNever ? F8::zero() : exponential(F8::load(p) - F8::all(m));
+            l = l + e;
+            e.store(p);
+        }
+        total[r] = sum(l);
+        if (kv.type_v == li::kKvInt8) apply_scales(kv, t.blocks, t.kv_head, false, begin, end, chunk_start, row);
+    }
+
+    // Beyond the last visible position the cache may hold anything, even NaN: 0 * NaN must not happen.
+    int seen = last + 1 < end ? last + 1 : end;
+    if (kv.type_v == li::kKvF16) chunk_values<li::kKvF16>(t, begin, seen, chunk_start, scratch, out);
+    else if (kv.type_v == li::kKvBf16) chunk_values<li::kKvBf16>(t, begin, seen, chunk_start, scratch, out);
+    else chunk_values<li::kKvInt8>(t, begin, seen, chunk_start, scratch, out);
+}
+
+void merge(float chunk_maximum, float chunk_sum, const float* chunk_out, int head_dim, float* maximum, float* total,
+           float* out) {
+    if (chunk_maximum == -INFINITY) return;
+    float m = *maximum > chunk_maximum ? *maximum : chunk_maximum;
+    float weights[8] = {*maximum - m, chunk_maximum - m, 0, 0, 0, 0, 0, 0};
+    exponential(F8::load(weights)).store(weights);
+    F8 old_weight = F8::all(weights[0]), new_weight = F8::all(weights[1]);
+    *maximum = m;
+    *total = std::fma(*total, weights[0], chunk_sum * weights[1]);
+    map_lanes(head_dim, out, [=](F8 o, F8 c) { return fma(o, old_weight, c * new_weight); }, (const float*)out,
+              chunk_out);
+}
+
+} // namespace

@@ -1,0 +1,414 @@
+// One step: the op list on every thread, with barriers where lower.py found that they are needed.
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include "model.h"
+
+namespace li {
+
+// One thread's view of a running step.
+class Step {
+public:
+    Step(Model& model, const BatchView& batch, int thread)
+        : m_(model), batch_(batch), thread_(thread), threads_(model.pool_.threads()), single_(batch.tokens == 1),
+          state_(model.threads_[size_t(thread)]), vector_(*model.isa_.vector), matmul_(*model.isa_.matmul) {}
+
+    void run() {
+        using Clock = std::chrono::steady_clock;
+        bool profiling = thread_ == 0 && !m_.profile.empty();
+        unsigned barriers = 0;
+        for (size_t i = 0; i < m_.ops_.size(); i++) {
+            const Op& op = m_.ops_[i];
+            auto begin = profiling ? Clock::now() : Clock::time_point();
+            if (single_ ? op.barrier_single : op.barrier_batch) {
+                // Thread 0 decides for all, so that no thread waits at a barrier that another has left behind. Two
+                // flags in turn: the next decision may be written before the slowest thread has read this one.
+                unsigned turn = barriers++ & 1;
+                if (thread_ == 0) m_.stop_[turn].store(m_.cancel.load(std::memory_order_relaxed), std::memory_order_relaxed);
+                m_.pool_.barrier(thread_);
+                if (m_.stop_[turn].load(std::memory_order_relaxed)) return;
+            }
+            execute(op, i);
+            if (profiling) m_.profile[i] += std::chrono::duration<double>(Clock::now() - begin).count();
+        }
+    }
+
+private:
+    float* row(const ValueRef& v, int r) const {
+        if (single_ && v.is_private) return state_.slot[size_t(v.slot)];
+        return m_.slots_[size_t(v.slot)].as<float>() + size_t(r) * size_t(v.width);
+    }
+    int count(const ValueRef& v) const { return v.dim == 0 ? batch_.tokens : batch_.rows; }
+
+    // Calls f(row) for this thread's rows: all of them (one) in a single-token step, a contiguous part otherwise.
+    template <class Function> void each_row(const ValueRef& v, Function f) const {
+        int n = count(v), begin = single_ ? 0 : split_begin(n, thread_, threads_);
+        int end = single_ ? n : split_begin(n, thread_ + 1, threads_);
+        for (int r = begin; r < end; r++) f(r);
+    }
+
+    // Elementwise ops: by rows, or on the columns that this thread computed in the Linear before.
+    template <class Function> void each_part(const Op& op, Function f) const {
+        const ValueRef& out = op.out[0];
+        if (!op.by_columns) {
+            each_row(out, [&](int r) { f(r, 0, out.width); });
+            return;
+        }
+        int groups = (m_.matrices_[size_t(op.matrices[0])].rows + kGroupRows - 1) / kGroupRows;
+        int begin = split_begin(groups, thread_, threads_) * kGroupRows;
+        int end = std::min(split_begin(groups, thread_ + 1, threads_) * kGroupRows, out.width);
+        if (begin < end)
+            for (int r = 0; r < count(out); r++) f(r, begin, end - begin);
+    }
+
+    void execute(const Op& op, size_t index) {
+        switch (op.kind) {
+        case kEmbed:
+            each_row(op.out[0], [&](int r) {
+                float* out = row(op.out[0], r);
+                matmul_.unpack_row(m_.matrices_[size_t(op.matrices[0])], batch_.token_ids[r], out);
+                if (op.factor != 1.0f) vector_.scale(out, op.factor, op.out[0].width, out);
+            });
+            break;
+        case kRopeTable:
+            rope_table(op);
+            break;
+        case kRmsNorm:
+            each_row(op.out[0], [&](int r) {
+                vector_.rms_norm(row(op.in[0], r), m_.vectors_[size_t(op.vector)].data(), op.out[0].width, op.group,
+                                 op.factor, row(op.out[0], r));
+            });
+            break;
+        case kQuantize:
+            each_row(op.in[0], [&](int r) {
+                const QuantizedSlot& a = quantized(op.activations);
+                size_t n = size_t(single_ ? 0 : r), cols = size_t(a.cols);
+                matmul_.quantize_row(row(op.in[0], r), a.cols, a.q.as<int8_t>() + n * cols,
+                                     a.scale.as<float>() + n * (cols / 16), a.sum16.as<float>() + n * (cols / 16),
+                                     a.sum32.as<float>() + n * (cols / 32));
+            });
+            break;
+        case kLinear:
+            linear(op);
+            break;
+        case kRope:
+            each_row(op.out[0], [&](int r) {
+                const RopeTable& rope = m_.ropes_[size_t(op.rope)];
+                int pairs = int(rope.inverse_frequencies.size());
+                const float* cosine = rope_row(op.rope, r);
+                vector_.rope(row(op.in[0], r), cosine, cosine + pairs, op.heads, op.head_dim, pairs, rope.adjacent,
+                             row(op.out[0], r));
+            });
+            break;
+        case kKvAppend:
+            kv_append(op);
+            break;
+        case kAttention:
+            attention(op, index);
+            break;
+        case kAttentionMerge:
+            attention_merge(op);
+            break;
+        case kGlu:
+            each_part(op, [&](int r, int c, int n) {
+                vector_.glu(row(op.in[0], r) + c, row(op.in[1], r) + c, op.activation, n, row(op.out[0], r) + c);
+            });
+            break;
+        case kAdd:
+            each_part(op, [&](int r, int c, int n) {
+                vector_.add(row(op.in[0], r) + c, row(op.in[1], r) + c, n, row(op.out[0], r) + c);
+            });
+            break;
+        case kScale:
+            each_part(op, [&](int r, int c, int n) {
+                vector_.scale(row(op.in[0], r) + c, op.factor, n, row(op.out[0], r) + c);
+            });
+            break;
+        case kSoftcap:
+            each_part(op, [&](int r, int c, int n) {
+                vector_.softcap(row(op.in[0], r) + c, op.factor, n, row(op.out[0], r) + c);
+            });
+            break;
+        case kSelectRows:
+            each_row(op.out[0], [&](int r) {
+                std::memcpy(row(op.out[0], r), row(op.in[0], batch_.logit_rows[r]), size_t(op.out[0].width) * 4);
+            });
+            break;
+        }
+    }
+
+    const QuantizedSlot& quantized(int slot) const {
+        return single_ ? state_.quantized[size_t(slot)] : m_.quantized_[size_t(slot)];
+    }
+
+    float* rope_row(int table, int r) const {
+        if (single_) return state_.rope[size_t(table)].data();
+        size_t pairs = m_.ropes_[size_t(table)].inverse_frequencies.size();
+        return m_.rope_buffers_[size_t(table)].as<float>() + size_t(r) * 2 * pairs;
+    }
+
+    void rope_table(const Op& op) {
+        const RopeTable& rope = m_.ropes_[size_t(op.rope)];
+        size_t pairs = rope.inverse_frequencies.size();
+        int begin = single_ ? 0 : split_begin(batch_.tokens, thread_, threads_);
+        int end = single_ ? 1 : split_begin(batch_.tokens, thread_ + 1, threads_);
+        for (int r = begin; r < end; r++) {
+            float* out = rope_row(op.rope, r);
+            for (size_t i = 0; i < pairs; i++) {
+                double angle = double(batch_.positions[r]) * rope.inverse_frequencies[i];
+                out[i] = float(std::cos(angle)) * rope.magnitude;
+                out[pairs + i] = float(std::sin(angle)) * rope.magnitude;
+            }
+        }
+    }
+
+    void linear(const Op& op) {
+        int rows = count(op.in[0]);
+        if (rows == 0) return;
+        Activations a{};
+        a.cols = op.in[0].width;
+        a.x = row(op.in[0], 0);
+        a.x_stride = size_t(op.in[0].width);
+        if (op.activations >= 0) {
+            const QuantizedSlot& slot = quantized(op.activations);
+            a.q = slot.q.as<int8_t>(), a.q_stride = size_t(slot.cols);
+            a.scale = slot.scale.as<float>(), a.sum16 = slot.sum16.as<float>(), a.sum32 = slot.sum32.as<float>();
+            a.scale_stride = size_t(slot.cols / 16), a.sum32_stride = size_t(slot.cols / 32);
+        }
+        for (int i = 0; i < op.n_matrices; i++) {
+            const PackedMatrix& w = m_.matrices_[size_t(op.matrices[i])];
+            int groups = (w.rows + kGroupRows - 1) / kGroupRows;
+            int begin = split_begin(groups, thread_, threads_), end = split_begin(groups, thread_ + 1, threads_);
+            if (begin == end) continue;
+            const float* bias = op.biases[i] >= 0 ? m_.vectors_[size_t(op.biases[i])].data() : nullptr;
+            matmul_.multiply(w, a, rows, begin, end, row(op.out[i], 0), size_t(op.out[i].width), bias);
+        }
+    }
+
+    void kv_append(const Op& op) {
+        const KvLayout& kv = m_.kv_[size_t(op.layer)];
+        int sequence = 0;
+        each_row(op.in[0], [&](int r) {
+            while (r >= batch_.starts[sequence + 1]) sequence++;
+            int position = batch_.positions[r];
+            int block = batch_.block_table[batch_.table_starts[sequence] + position / kv.block_size];
+            for (int h = 0; h < kv.n_kv_heads; h++) {
+                // In a single-token step every thread comes here with the same row: share the heads out.
+                if (single_ && h % threads_ != thread_) continue;
+                vector_.kv_store(kv, block, position % kv.block_size, h, row(op.in[0], r) + h * kv.head_dim,
+                                 row(op.in[1], r) + h * kv.head_dim);
+            }
+        });
+    }
+
+    int first_visible(const Op& op, int r) const {
+        int position = batch_.positions[r];
+        return op.window > 0 && position >= op.window ? position - op.window + 1 : 0;
+    }
+
+    // Tasks are taken from a counter, whichever thread is free; the result does not depend on who takes what.
+    void attention(const Op& op, size_t index) {
+        const KvLayout& kv = m_.kv_[size_t(op.layer)];
+        int task = 0, mine = m_.next_task_[index].fetch_add(1, std::memory_order_relaxed);
+        size_t partial = 0; // rows of m_.partials_ before this tile's
+        for (const Tile& tile : m_.tiles_) {
+            int first_chunk = first_visible(op, tile.row) / kChunk;
+            int last_chunk = batch_.positions[tile.row + tile.tokens - 1] / kChunk;
+            int chunks = last_chunk - first_chunk + 1, per_head = m_.split_chunks_ ? chunks : 1;
+            for (; mine < task + kv.n_kv_heads * per_head;
+                 mine = m_.next_task_[index].fetch_add(1, std::memory_order_relaxed)) {
+                int head = (mine - task) / per_head;
+                if (m_.split_chunks_) {
+                    int chunk = (mine - task) % per_head;
+                    attend_partial(op, tile, head, first_chunk + chunk, chunk, chunks, partial);
+                } else {
+                    attend(op, tile, head, first_chunk, last_chunk);
+                }
+            }
+            task += kv.n_kv_heads * per_head;
+            partial += size_t(op.heads) * size_t(chunks);
+        }
+    }
+
+    // The rows of a tile for one kv head, token by token, the heads that share it side by side.
+    struct Rows {
+        const float* q[kMaxTileRows];
+        int32_t first[kMaxTileRows], last[kMaxTileRows];
+    };
+
+    AttentionTile rows_of(const Op& op, const Tile& tile, int kv_head, Rows& rows) const {
+        const KvLayout& kv = m_.kv_[size_t(op.layer)];
+        int group = op.heads / kv.n_kv_heads, n = 0;
+        for (int t = 0; t < tile.tokens; t++)
+            for (int g = 0; g < group; g++, n++) {
+                rows.q[n] = row(op.in[0], tile.row + t) + size_t(kv_head * group + g) * size_t(op.head_dim);
+                rows.first[n] = first_visible(op, tile.row + t);
+                rows.last[n] = batch_.positions[tile.row + t];
+            }
+        return {&kv, batch_.block_table + batch_.table_starts[tile.sequence], kv_head, n, rows.q, rows.first, rows.last,
+                op.factor, op.softcap};
+    }
+
+    float* partial_at(const Op& op, size_t index) const {
+        return m_.partials_.as<float>() + index * m_.partial_stride(op);
+    }
+
+    // One chunk of one token. Partials of a tile are ordered [query head][chunk]; each is out, maximum, sum.
+    void attend_partial(const Op& op, const Tile& tile, int kv_head, int chunk, int chunk_index, int chunks,
+                        size_t base) {
+        Rows rows;
+        AttentionTile t = rows_of(op, tile, kv_head, rows);
+        const int dim = (op.head_dim + 7) / 8 * 8;
+        float* scores = state_.scratch.as<float>();
+        float* out = scores + size_t(t.rows) * kChunk;
+        float maximum[kMaxTileRows], total[kMaxTileRows];
+        vector_.attend_chunk(t, chunk, maximum, total, out, scores);
+        for (int r = 0; r < t.rows; r++) {
+            size_t head = size_t(kv_head) * size_t(t.rows) + size_t(r);
+            float* to = partial_at(op, base + head * size_t(chunks) + size_t(chunk_index));
+            std::memcpy(to, out + size_t(r) * size_t(dim), size_t(op.head_dim) * 4);
+            to[dim] = maximum[r];
+            to[dim + 1] = total[r];
+        }
+    }
+
+    void attend(const Op& op, const Tile& tile, int kv_head, int first_chunk, int last_chunk) {
+        Rows rows;
+        AttentionTile t = rows_of(op, tile, kv_head, rows);
+        const size_t dim = size_t(op.head_dim + 7) / 8 * 8, n = size_t(t.rows);
+        float* scores = state_.scratch.as<float>();
+        float* chunk_out = scores + n * kChunk;
+        float* running = chunk_out + n * dim;
+        float maximum[kMaxTileRows], total[kMaxTileRows], chunk_maximum[kMaxTileRows], chunk_total[kMaxTileRows];
+        for (size_t r = 0; r < n; r++) maximum[r] = -INFINITY, total[r] = 0.0f;
+        std::memset(running, 0, n * dim * 4);
+        for (int chunk = first_chunk; chunk <= last_chunk; chunk++) {
+            vector_.attend_chunk(t, chunk, chunk_maximum, chunk_total, chunk_out, scores);
+            for (size_t r = 0; r < n; r++)
+                vector_.merge(chunk_maximum[r], chunk_total[r], chunk_out + r * dim, op.head_dim, &maximum[r],
+                              &total[r], running + r * dim);
+        }
+        int group = op.heads / m_.kv_[size_t(op.layer)].n_kv_heads;
+        for (int r = 0; r < t.rows; r++)
+            finish(op, running + size_t(r) * dim, total[r],
+                   row(op.out[0], tile.row + r / group) + size_t(kv_head * group + r % group) * size_t(op.head_dim));
+    }
+
+    void finish(const Op& op, const float* running, float total, float* out) const {
+        vector_.scale(running, 1.0f / total, op.head_dim, out);
+    }
+
+    void attention_merge(const Op& op) {
+        if (!m_.split_chunks_) return;
+        const size_t dim = size_t(op.head_dim + 7) / 8 * 8;
+        float* running = state_.scratch.as<float>();
+        size_t partial = 0;
+        size_t next = 0;
+        int begin = single_ ? 0 : split_begin(batch_.tokens, thread_, threads_);
+        int end = single_ ? 1 : split_begin(batch_.tokens, thread_ + 1, threads_);
+        for (const Tile& tile : m_.tiles_) { // one token each
+            int chunks = batch_.positions[tile.row] / kChunk - first_visible(op, tile.row) / kChunk + 1;
+            partial = next;
+            next += size_t(op.heads) * size_t(chunks);
+            if (tile.row < begin || tile.row >= end) continue;
+            for (int h = 0; h < op.heads; h++) {
+                float maximum = -INFINITY, total = 0.0f;
+                std::memset(running, 0, dim * 4);
+                for (int c = 0; c < chunks; c++) {
+                    const float* p = partial_at(op, partial + size_t(h) * size_t(chunks) + size_t(c));
+                    vector_.merge(p[dim], p[dim + 1], p, op.head_dim, &maximum, &total, running);
+                }
+                finish(op, running, total, row(op.out[0], tile.row) + size_t(h) * size_t(op.head_dim));
+            }
+        }
+    }
+
+    Model& m_;
+    const BatchView& batch_;
+    const int thread_, threads_;
+    const bool single_;
+    ThreadState& state_;
+    const VectorKernels& vector_;
+    const MatmulKernels& matmul_;
+};
+
+// Every index that native code will follow is checked here; the engine's mistakes must not become wild reads.
+bool Model::check(const BatchView& b) {
+    auto fail = [&](const char* what) {
+        error = what;
+        return false;
+    };
+    if (b.tokens < 1 || b.tokens > limits_.max_tokens) return fail("the step has no tokens, or more than were planned");
+    if (b.sequences < 1 || b.sequences > limits_.max_sequences) return fail("the step has too many sequences");
+    if (b.rows < 0 || b.rows > limits_.max_rows) return fail("the step wants more logits than were planned");
+    if (b.starts[0] != 0 || b.starts[b.sequences] != b.tokens) return fail("sequence starts do not cover the step");
+    if (b.table_starts[0] != 0 || b.table_starts[b.sequences] != b.table_size)
+        return fail("block table starts do not cover the table");
+    int vocabulary = 0;
+    for (auto& op : ops_)
+        if (op.kind == kEmbed) vocabulary = matrices_[size_t(op.matrices[0])].rows;
+    for (int s = 0; s < b.sequences; s++) {
+        int begin = b.starts[s], end = b.starts[s + 1];
+        if (begin >= end || end > b.tokens) return fail("a sequence has no tokens in the step");
+        if (b.table_starts[s] > b.table_starts[s + 1]) return fail("block table starts are not ascending");
+        int64_t covered = int64_t(b.table_starts[s + 1] - b.table_starts[s]) * limits_.block_size;
+        for (int r = begin; r < end; r++) {
+            if (b.token_ids[r] < 0 || b.token_ids[r] >= vocabulary) return fail("a token id is outside the vocabulary");
+            if (b.positions[r] < 0 || b.positions[r] >= limits_.context) return fail("a position is outside the context");
+            if (r > begin && b.positions[r] != b.positions[r - 1] + 1) return fail("positions are not consecutive");
+            if (b.positions[r] >= covered) return fail("the block table does not cover a position");
+        }
+    }
+    for (int i = 0; i < b.table_size; i++)
+        if (b.block_table[i] < 0 || b.block_table[i] >= limits_.kv_blocks) return fail("a block is outside the pool");
+    for (int i = 0; i < b.rows; i++) {
+        if (b.logit_rows[i] < 0 || b.logit_rows[i] >= b.tokens) return fail("a logit row is outside the step");
+        if (i > 0 && b.logit_rows[i] <= b.logit_rows[i - 1]) return fail("logit rows are not ascending");
+    }
+    return true;
+}
+
+void Model::plan_attention(const BatchView& batch) {
+    int group = 1, kv_heads = 1, heads = 1;
+    for (auto& op : ops_)
+        if (op.kind == kAttention) {
+            kv_heads = kv_[size_t(op.layer)].n_kv_heads;
+            heads = std::max(heads, op.heads);
+            group = std::max(group, op.heads / kv_heads);
+        }
+    int tokens_per_tile = std::max(1, kTileRows / group);
+    tiles_.clear();
+    bool all_single = true;
+    size_t partials = 0;
+    for (int s = 0; s < batch.sequences; s++)
+        for (int r = batch.starts[s]; r < batch.starts[s + 1]; r += tokens_per_tile) {
+            int n = std::min(tokens_per_tile, batch.starts[s + 1] - r);
+            tiles_.push_back({s, r, n});
+            all_single = all_single && n == 1;
+            partials += size_t(heads) * (size_t(batch.positions[r]) / kChunk + 1);
+        }
+    bool few = int(tiles_.size()) * kv_heads < 4 * pool_.threads();
+    split_chunks_ = batch.tokens == 1 || (all_single && few && partials <= partial_rows_);
+    for (auto& counter : next_task_) counter.store(0, std::memory_order_relaxed);
+}
+
+bool Model::step(const BatchView& batch) {
+    if (!check(batch)) return false;
+    plan_attention(batch);
+    struct Job {
+        Model* model;
+        const BatchView* batch;
+    } job{this, &batch};
+    pool_.run([](void* context, int thread) {
+        Job& work = *static_cast<Job*>(context);
+        Step(*work.model, *work.batch, thread).run();
+    }, &job);
+    if (cancel.load()) {
+        error = "cancelled";
+        return false;
+    }
+    return true;
+}
+
+} // namespace li
