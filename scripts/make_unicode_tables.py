@@ -5,13 +5,13 @@ python scripts/make_unicode_tables.py > kernels/host/native/encoder_unicode_tabl
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 import regex
 
-CATEGORIES = (
-    "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Cs Co Cn".split()
-)  # in the order of `enum Category` in encoder_unicode.h
+# In the order of `enum Category` in encoder_unicode.h.
+CATEGORIES = re.findall("..", "LuLlLtLmLoMnMcMeNdNlNoPcPdPsPePiPfPoSmScSkSoZsZlZpCcCfCsCoCn")
 CODE_POINTS = range(0x110000)
 HANGUL_SYLLABLES = range(0xAC00, 0xD7A4)  # decomposed by a formula, not by a table
 

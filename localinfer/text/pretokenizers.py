@@ -1,8 +1,8 @@
 """How byte-level vocabularies split text into words: one row per value of `tokenizer.ggml.pre`.
 
-The names and flags are those that llama.cpp knows (src/llama-vocab.cpp); files in the wild carry them. The rules are the
-patterns of the models' own tokenizer files; where llama.cpp approximates one because its matcher lacks a feature, the
-original stands here. Syntax: kernels/host/native/encoder_regex.h and encoder_split.h.
+The names and flags are those that llama.cpp knows (src/llama-vocab.cpp); files in the wild carry them. The rules are
+the patterns of the models' own tokenizer files; where llama.cpp approximates one because its matcher lacks a feature,
+the original stands here. Syntax: kernels/host/native/encoder_regex.h and encoder_split.h.
 To add a tokenizer, add a row.
 """
 
@@ -85,7 +85,8 @@ _ROWS: tuple[tuple[str, Pretokenizer], ...] = (
         "jais-2",
         Pretokenizer(
             (
-                rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
+                _LLAMA3.removesuffix(_SPACES)
+                + r"\s*[\r\n]+|"
                 + "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4))
                 + r"|\s{1,2}(?!\S)|\s",
             )

@@ -66,25 +66,25 @@ class Tokenizer:
     def encode(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> array[int]:
         """Token ids, `array("i")`.
 
-        `add_special` puts BOS in front and EOS behind where the vocabulary asks for them. With `parse_special` the text of
-        a control token (such as <|im_end|>) means the token; without, it is text like any other. User-defined tokens
-        are always found. Bytes that are no UTF-8 become U+FFFD. Raises LocalInferError for text that the vocabulary
-        has no tokens for.
+        `add_special` puts BOS in front and EOS behind where the vocabulary asks for them. With `parse_special` the
+        text of a control token (such as <|im_end|>) means the token; without, it is text like any other. User-defined
+        tokens are always found. Bytes that are no UTF-8 become U+FFFD. Raises LocalInferError for text that the
+        vocabulary has no tokens for.
         """
         return self.encode_parts([(text, parse_special)], add_special=add_special)
 
     def encode_parts(self, parts: Iterable[tuple[str | bytes, bool]], *, add_special: bool) -> array[int]:
-        """Token ids of the parts as one text; special tokens are found only within parts that are marked True."""
+        """Token ids of the parts as one text; special tokens are found only within runs of parts marked True."""
         pieces: list[bytes] = []
         trusted: list[tuple[int, int]] = []
-        size = 0
+        size, in_run = 0, False
         for text, trust in parts:
             raw = _utf8(text)
             pieces.append(raw)
-            if trust and trusted and trusted[-1][1] == size:
-                trusted[-1] = (trusted[-1][0], size + len(raw))
-            elif trust:
-                trusted.append((size, size + len(raw)))
+            if trust:
+                begin = trusted.pop()[0] if in_run else size
+                trusted.append((begin, size + len(raw)))
+            in_run = trust
             size += len(raw)
         ids = self._encoder.encode(b"".join(pieces), trusted)
         if add_special and self.add_bos and self.bos_id is not None:
