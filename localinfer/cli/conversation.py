@@ -1,5 +1,6 @@
 """A conversation: what was said, as the chat template takes it, and its file."""
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass, field
@@ -41,7 +42,8 @@ class Conversation:
                 file.write(content + "\n")
             draft.replace(path)
         except OSError as error:
-            draft.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                draft.unlink()
             raise LocalInferError(f"{path} cannot be written: {error.strerror}") from error
 
 

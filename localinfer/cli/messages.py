@@ -5,10 +5,13 @@ message with all its lines. Text pasted into a terminal is one message too. From
 """
 
 import contextlib
+import io
 import os
 import select
 import sys
 from pathlib import Path
+
+from localinfer.errors import LocalInferError
 
 QUOTES = '"""'
 HISTORY_LENGTH = 1000
@@ -19,6 +22,9 @@ class MessageReader:
 
     def __init__(self, history: Path) -> None:
         self.interactive = sys.stdin.isatty()
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            # UTF-8 whatever the locale; what is not comes through as lone surrogates, and is refused below.
+            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
         self._history = history
         self._pastes_split = False
         # Line editing needs both ends of the terminal; otherwise the prompt goes to standard error.
@@ -32,6 +38,8 @@ class MessageReader:
         else:
             message = self._continued(line)
         self._remember()
+        if any(0xDC80 <= ord(character) <= 0xDCFF for character in message):
+            raise LocalInferError("the message is not valid UTF-8", "iconv converts files of other encodings")
         return message
 
     def _block(self, line: str) -> str:
