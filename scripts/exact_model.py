@@ -21,7 +21,7 @@ import torch
 # name on the path, which must not be mistaken for it. None means: not installed.
 sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]
 
-from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig  # noqa: E402
 
 # architecture in the file -> model type in transformers
 MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
@@ -41,13 +41,21 @@ SIZES = {
 }
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A greedy choice: the token, the one that came second, and how far its logit was behind."""
+
+    token: int
+    second: int
+    margin: float
+
+
 @dataclass
 class ExactModel:
     """A model in float32. `begin` are the ids that start every text (begin-of-text, or none)."""
 
     model: Any
     begin: list[int]
-    end: int | None
     vocabulary: int
 
     @torch.inference_mode()
@@ -57,19 +65,19 @@ class ExactModel:
         return np.asarray(out.numpy(), dtype=np.float32)
 
     @torch.inference_mode()
-    def greedy(self, ids: Sequence[int], count: int) -> tuple[list[int], list[float]]:
-        """The `count` most likely next tokens, one after another, and how far the second choice was behind each."""
-        tokens: list[int] = []
-        margins: list[float] = []
-        step, past = list(ids), None
-        for _ in range(count):
-            out = self.model(torch.tensor([step]), past_key_values=past, use_cache=True, logits_to_keep=1)
-            past = out.past_key_values
-            best = torch.topk(out.logits[0, -1], 2)
-            tokens.append(int(best.indices[0]))
-            margins.append(float(best.values[0] - best.values[1]))
-            step = tokens[-1:]
-        return tokens, margins
+    def greedy(self, ids: Sequence[int], count: int) -> list[Choice]:
+        """The `count` most likely next tokens, one after another, end-of-text like any other."""
+        prompt = torch.tensor([list(ids)])
+        settings = GenerationConfig(
+            max_new_tokens=count, do_sample=False, pad_token_id=0, output_logits=True, return_dict_in_generate=True
+        )
+        out = self.model.generate(prompt, settings, attention_mask=torch.ones_like(prompt))
+        choices = []
+        for logits in out.logits:
+            best = torch.topk(logits[0], 2)
+            token, second = map(int, best.indices)
+            choices.append(Choice(token, second, float(best.values[0] - best.values[1])))
+        return choices
 
 
 def load(path: Path) -> ExactModel:
@@ -92,6 +100,7 @@ def load(path: Path) -> ExactModel:
     if architecture == "gemma3":
         config.query_pre_attn_scalar = config.head_dim
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    model.generation_config = GenerationConfig()  # no end-of-text token: texts have the length that was asked for
     names = gguf.get_tensor_name_map(
         next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == architecture), config.num_hidden_layers
     )
@@ -115,14 +124,10 @@ def load(path: Path) -> ExactModel:
     if unused := sorted(tensors.keys() - used):
         raise SystemExit(f"error: transformers' {config.model_type} has no place for {', '.join(unused[:5])}")
 
-    def token(name: str) -> int | None:
-        field = fields.get(f"tokenizer.ggml.{name}_token_id")
-        return None if field is None else int(field.contents())
-
-    adds_begin = fields.get("tokenizer.ggml.add_bos_token")
-    first = token("bos")
-    begins = first is not None and (bool(adds_begin.contents()) if adds_begin else architecture == "llama")
-    return ExactModel(model, [first] if begins and first is not None else [], token("eos"), vocabulary)
+    begin = fields.get("tokenizer.ggml.bos_token_id")
+    adds = fields.get("tokenizer.ggml.add_bos_token")
+    begins = begin is not None and (bool(adds.contents()) if adds else architecture == "llama")
+    return ExactModel(model, [int(begin.contents())] if begin is not None and begins else [], vocabulary)
 
 
 def halves_from_pairs(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
