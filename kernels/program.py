@@ -111,18 +111,24 @@ class Op:
         return tuple(found)
 
     def __str__(self) -> str:
-        args = []
-        for f in fields(self):
-            item = getattr(self, f.name)
-            if f.name in ("out", "outs") or item is None:
-                continue
-            if isinstance(item, tuple):
-                if all(i is None for i in item):
-                    continue
-                item = "[" + ", ".join(str(i) for i in item) + "]"
-            args.append(str(item) if isinstance(item, Value) else f"{f.name}={item}")
+        args = [self._argument(f.name) for f in fields(self) if getattr(self, f.name) != f.default]
+        return self._line([a for a in args if a])
+
+    def _argument(self, name: str) -> str:
+        """One field, as `show --program` prints it; "" for one that says nothing."""
+        item = getattr(self, name)
+        if name in ("out", "outs") or (isinstance(item, tuple) and all(i is None for i in item)):
+            return ""
+        if isinstance(item, Value):
+            return str(item)
+        if isinstance(item, tuple):
+            return f"{name}=[{', '.join(str(i) for i in item)}]"
+        return f"{name}={item:g}" if isinstance(item, float) else f"{name}={item}"
+
+    def _line(self, args: list[str]) -> str:
+        name = "".join(f"_{c.lower()}" if c.isupper() else c for c in type(self).__name__)[1:]
         left = ", ".join(f"{o}[{o.dim}, {o.width}]" for o in self.outputs)
-        return f"{left + ' = ' if left else ''}{type(self).__name__.lower()}({', '.join(args)})"
+        return f"{left + ' = ' if left else ''}{name}({', '.join(args)})"
 
 
 @dataclass(frozen=True)
@@ -170,10 +176,8 @@ class Rope(Op):
 
     def __str__(self) -> str:
         r = self.rope
-        return (
-            f"{self.out}[{self.out.dim}, {self.out.width}] = rope({self.x}, head_dim={self.head_dim}, "
-            f"dims={2 * len(r.inverse_frequencies)}, pairs={r.pairs}, magnitude={r.magnitude:g})"
-        )
+        args = [f"{self.x}", f"head_dim={self.head_dim}", f"dims={2 * len(r.inverse_frequencies)}", f"pairs={r.pairs}"]
+        return self._line(args if r.magnitude == 1 else [*args, f"magnitude={r.magnitude:g}"])
 
 
 @dataclass(frozen=True)

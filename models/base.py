@@ -7,7 +7,7 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from localinfer.errors import FormatError, UnsupportedError
 from localinfer.kernels.base import TensorSource
@@ -126,5 +126,5 @@ class ModelSource:
         return distinct.pop()
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: Any) -> TypeGuard[Sequence[Any]]:
     return hasattr(value, "__len__") and hasattr(value, "__iter__") and not isinstance(value, str | bytes | Mapping)

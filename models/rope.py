@@ -46,6 +46,10 @@ def read_rope(source: ModelSource, head_dim: int, pairs: Pairs) -> RopeSpec:
     divisors = _divisors(source, dims // 2, scaling)
     frequencies = [f / d for f, d in zip(frequencies, divisors, strict=True)]
     if scaling == "yarn":
+        if (share := source.number("rope.scaling.yarn_ext_factor", 1.0)) != 1.0:
+            raise UnsupportedError(
+                f"metadata key {source.key('rope.scaling.yarn_ext_factor')}: only 1 is supported, found {share!r}"
+            )
         mix = _yarn_mix(source, dims)
         frequencies = [f / factor * m + f * (1 - m) for f, m in zip(frequencies, mix, strict=True)]
         # The paper's attention temperature, equation 22 (sqrt(1/t) = 0.1 ln(s) + 1), unless the file states one.
