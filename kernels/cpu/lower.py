@@ -119,6 +119,8 @@ class LoweredProgram:
 
 def lower(program: Program, integer_matrices: frozenset[Matrix]) -> LoweredProgram:
     """Lowers a program; `integer_matrices` are those that multiply int8 activations rather than floats."""
+    if program.ops[-1].outputs != (program.output,):
+        raise ValueError("the last op of a program must compute its output")
     lowering = _Lowering(program, integer_matrices)
     for index, op in enumerate(program.ops):
         lowering.lower_op(index, op)

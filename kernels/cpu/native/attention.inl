@@ -21,22 +21,34 @@ template <int Type> inline F8 load_lanes(const uint8_t* p, size_t index) {
 inline size_t element_bytes(int type) { return type == li::kKvInt8 ? 1 : 2; }
 inline int padded_dim(int head_dim) { return (head_dim + 7) / 8 * 8; }
 
-// One value in the cache's type. `inverse_scale` is 1 / scale for int8, unused otherwise.
+// One value in the cache's type. `inverse_scale` is for int8, unused otherwise.
 inline void store_element(uint8_t* p, size_t index, int type, float x, float inverse_scale) {
     if (type == li::kKvF16)
         ((uint16_t*)p)[index] = float_to_f16(x);
     else if (type == li::kKvBf16)
         ((uint16_t*)p)[index] = float_to_bf16(x);
     else
-        ((int8_t*)p)[index] = int8_t(std::nearbyint(x * inverse_scale));
+        ((int8_t*)p)[index] = inverse_scale > 0.0f ? int8_t(std::nearbyint(x * inverse_scale)) : int8_t(0);
 }
 
-// scale = max|x| / 127 of one head's vector.
-inline float int8_scale(const float* x, int n) {
-    float top = 0.0f;
-    for (int i = 0; i < n; i++) top = std::fabs(x[i]) > top ? std::fabs(x[i]) : top;
-    return top / 127.0f;
-}
+// One head's vector in int8: scale = max|x| / 127, value = round(x * (127 / max|x|)), ties to even. Zero where max is so
+// small that the factor could overflow; a NaN for scale, so that it shows, where x is not finite.
+struct Int8Scale {
+    float scale, inverse;
+    Int8Scale(const float* x, int n) : scale(0.0f), inverse(0.0f) {
+        float top = 0.0f;
+        bool finite = true;
+        for (int i = 0; i < n; i++) {
+            float magnitude = std::fabs(x[i]);
+            finite = finite && magnitude < INFINITY;
+            top = magnitude > top ? magnitude : top;
+        }
+        if (!finite)
+            scale = NAN;
+        else if (top >= 0x1p-119f)
+            scale = top / 127.0f, inverse = 127.0f / top;
+    }
+};
 
 void kv_store(const KvLayout& kv, int32_t block, int32_t slot, int32_t kv_head, const float* k, const float* v) {
     const int d = kv.head_dim, dv = padded_dim(d);
@@ -44,14 +56,14 @@ void kv_store(const KvLayout& kv, int32_t block, int32_t slot, int32_t kv_head, 
     uint8_t* v_block = kv.v + size_t(block) * kv.block_bytes_v;
     float inverse_k = 0.0f, inverse_v = 0.0f;
     if (kv.type_k == li::kKvInt8) {
-        float s = int8_scale(k, d);
-        ((float*)(k_block + kv.scales_k))[kv_head * kv.block_size + slot] = s;
-        inverse_k = s > 0.0f ? 1.0f / s : 0.0f;
+        Int8Scale s(k, d);
+        ((float*)(k_block + kv.scales_k))[kv_head * kv.block_size + slot] = s.scale;
+        inverse_k = s.inverse;
     }
     if (kv.type_v == li::kKvInt8) {
-        float s = int8_scale(v, d);
-        ((float*)(v_block + kv.scales_v))[kv_head * kv.block_size + slot] = s;
-        inverse_v = s > 0.0f ? 1.0f / s : 0.0f;
+        Int8Scale s(v, d);
+        ((float*)(v_block + kv.scales_v))[kv_head * kv.block_size + slot] = s.scale;
+        inverse_v = s.inverse;
     }
     size_t k_base = (size_t(kv_head) * (kv.block_size / 8) + slot / 8) * d * 8 + slot % 8;
     for (int i = 0; i < d; i++) store_element(k_block, k_base + size_t(i) * 8, kv.type_k, k[i], inverse_k);

@@ -247,6 +247,9 @@ bool Model::load_weights() {
     return true;
 }
 
-const float* Model::logits() const { return slots_[size_t(ops_.back().out[0].slot)].as<float>(); }
+const float* Model::logits() const {
+    const ValueRef& out = ops_.back().out[0];
+    return last_step_single_ && out.is_private ? threads_[0].slot[size_t(out.slot)] : slots_[size_t(out.slot)].as<float>();
+}
 
 } // namespace li

@@ -127,6 +127,7 @@ public:
     bool load_weights();
     bool step(const BatchView& batch);
 
+    // The last op's output in the last step.
     const float* logits() const;
     std::atomic<bool> cancel{false};
     std::atomic<uint64_t> progress{0};
@@ -161,6 +162,7 @@ private:
     size_t partial_rows_ = 0;          // (query head, chunk) pairs that fit
     std::vector<ThreadState> threads_;
     std::vector<Tile> tiles_;
+    bool last_step_single_ = false;
     bool split_chunks_ = false;        // attention tasks are single chunks, merged by kAttentionMerge
     std::vector<std::atomic<int>> next_task_; // per op
     std::atomic<bool> stop_[2];

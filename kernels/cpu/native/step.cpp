@@ -396,6 +396,7 @@ void Model::plan_attention(const BatchView& batch) {
 bool Model::step(const BatchView& batch) {
     if (!check(batch)) return false;
     plan_attention(batch);
+    last_step_single_ = batch.tokens == 1;
     struct Job {
         Model* model;
         const BatchView* batch;

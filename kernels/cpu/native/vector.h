@@ -17,7 +17,7 @@ constexpr int kChunk = 256;
 // The cache of one layer. A block holds `block_size` positions (a multiple of 8) of every kv head:
 //   K  [kv head][position / 8][d][8]   so that eight keys fill one register and each dot product is one chain over d
 //   V  [kv head][position][head_dim rounded up to 8]
-// int8 stores round(x / scale) with one float scale per position and head, [kv head][position], behind the values.
+// int8 has one float scale per position and head, [kv head][position], behind the values.
 struct KvLayout {
     int32_t type_k, type_v;
     int32_t block_size, n_kv_heads, head_dim;
