@@ -65,6 +65,7 @@ class ReferenceExecutable:
         self._cancelled = threading.Event()
         self._closed = False
         self._last_uses = last_uses(program)
+        self._vocabulary = min(op.table.rows for op in program.ops if isinstance(op, Embed))
         names = weight_names(program)
         self._types = {name: tensors.tensor(name).type.name for name in names}
         self._weights: dict[str, Tensor] = {}
@@ -168,6 +169,8 @@ class ReferenceExecutable:
             ("sequences", len(batch.starts) - 1, limits.max_sequences),
             ("last position", max(batch.positions, default=0), limits.context - 1),
             ("largest block", max(batch.block_table, default=0), limits.kv_blocks - 1),
+            ("largest token", max(batch.tokens, default=0), self._vocabulary - 1),
+            ("smallest token, negated,", -min(batch.tokens, default=0), 0),
         ):
             if found > limit:
                 raise ValueError(f"{what} of the batch: {found}, beyond the limit {limit}")
