@@ -27,9 +27,12 @@ class Conversation:
     def add(self, role: str, content: str) -> None:
         self.messages.append({"role": role, "content": content})
 
-    def save(self, path: Path, model: str) -> None:
-        """Writes the file whole or not at all, readable by its owner only; overwrites only saved conversations."""
-        if path.exists():
+    def save(self, path: Path, model: str, *, overwrite: bool = False) -> None:
+        """Writes the file whole or not at all, readable by its owner only.
+
+        Without `overwrite`, a file that exists and is no saved conversation is left alone: LocalInferError.
+        """
+        if path.exists() and not overwrite:
             try:
                 load(path)
             except FormatError as error:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # name -> module with a function `command`. Only the module of the command that runs is imported.
 COMMANDS = {
+    "chat": "localinfer.cli.chat",
+    "run": "localinfer.cli.run",
     "pull": "localinfer.cli.pull",
     "list": "localinfer.cli.installed",
     "show": "localinfer.cli.show",

@@ -2,12 +2,9 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 import typer
-
-from localinfer.engine.sampling import SamplingParams
 
 Model = Annotated[str, typer.Argument(help="An installed model, or the path of a .gguf file.", show_default=False)]
 Context = Annotated[
@@ -21,53 +18,52 @@ Backend = Annotated[str, typer.Option("--backend", help="auto, or one that `loca
 KvType = Annotated[
     Literal["f16", "bf16", "int8"], typer.Option("--kv-type", help="How keys and values of earlier tokens are kept.")
 ]
+Template = Annotated[
+    str, typer.Option("--template", help="A jinja2 file to use as the chat template.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-_SAMPLING_HELP = {
-    "temperature": (float, "Randomness; 0 takes the likeliest token each time."),
-    "top_k": (int, "Draw from the k likeliest tokens; 0: all."),
-    "top_p": (float, "Draw from the fewest tokens whose probabilities reach p."),
-    "min_p": (float, "Draw from tokens at least p times as likely as the likeliest."),
-    "typical_p": (float, "Locally typical sampling; 1: off."),
-    "repetition_penalty": (float, "Make tokens that occurred less likely; 1: off."),
-    "presence_penalty": (float, "Lower the logit of tokens that the answer has."),
-    "frequency_penalty": (float, "The same, times how often the answer has them."),
-    "penalty_window": (int, "How many last tokens the penalties look at; 0: all."),
+# Sampling parameters that have an option: kind and help. What is not given is left to the model's defaults.
+_SAMPLING: dict[str, tuple[Any, str]] = {
+    "temperature": (float | None, "Randomness; 0 takes the likeliest token each time."),
+    "top_k": (int | None, "Draw from the k likeliest tokens; 0: all."),
+    "top_p": (float | None, "Draw from the fewest tokens whose probabilities reach p."),
+    "min_p": (float | None, "Draw from tokens at least p times as likely as the likeliest."),
+    "typical_p": (float | None, "Locally typical sampling; 1: off."),
+    "repetition_penalty": (float | None, "Make tokens that occurred less likely; 1: off."),
+    "presence_penalty": (float | None, "Lower the logits of tokens that the answer has."),
+    "frequency_penalty": (float | None, "The same, times how often the answer has them."),
+    "penalty_window": (int | None, "How many last tokens the penalties look at; 0: all."),
     "seed": (int | None, "Same seed, same answer."),
     "max_tokens": (int | None, "End the answer after that many tokens."),
-    "stop": (list[str], "End the answer before this text; may be given several times."),
+    "stop": (list[str] | None, "End the answer before this text; may be given several times."),
 }
 
 
-def with_sampling(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command an option for each sampling parameter; it gets them as one SamplingParams, `params`.
+def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command an option for each sampling parameter; it gets those that were given as a dict, `sampling`."""
 
-    `defaults` are the values of SamplingParams that this command starts from.
-    """
-    start = {f.name: getattr(SamplingParams(**defaults), f.name) for f in fields(SamplingParams)}
+    def with_options(**values: Any) -> None:
+        given = {name: value for name in _SAMPLING if (value := values.pop(name)) not in (None, [])}
+        if "stop" in given:
+            given["stop"] = tuple(given["stop"])
+        command(**values, sampling=given)
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        def with_options(**values: Any) -> None:
-            chosen = {name: values.pop(name) for name in _SAMPLING_HELP}
-            command(**values, params=SamplingParams(**{**start, **chosen, "stop": tuple(chosen["stop"])}))
-
-        own = [p for p in inspect.signature(command).parameters.values() if p.name != "params"]
-        options = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=list(start[name]) if name == "stop" else start[name],
-                annotation=Annotated[kind, typer.Option(f"--{name.replace('_', '-')}", help=text)],
-            )
-            for name, (kind, text) in _SAMPLING_HELP.items()
-        ]
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + options
-        with_options.__doc__ = command.__doc__
-        with_options.__name__ = command.__name__
-        with_options.__module__ = command.__module__
-        # Typer reads a command's options from these two.
-        with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        with_options.__annotations__ = {p.name: p.annotation for p in parameters}
-        return with_options
-
-    return decorate
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "sampling"]
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[kind, typer.Option(f"--{name.replace('_', '-')}", help=text, show_default=False)],
+        )
+        for name, (kind, text) in _SAMPLING.items()
+    ]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + options
+    with_options.__doc__ = command.__doc__
+    with_options.__name__ = command.__name__
+    with_options.__module__ = command.__module__
+    # Typer reads a command's options from these two.
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {p.name: p.annotation for p in parameters}
+    return with_options

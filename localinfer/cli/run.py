@@ -1,0 +1,98 @@
+"""`localinfer run NAME [PROMPT]`"""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localinfer.cli.options import Backend, Context, Json, KvType, Model, Template, Threads, with_sampling
+from localinfer.cli.output import aside, emit, emit_json, note
+
+if TYPE_CHECKING:
+    from localinfer.engine.llm import LLM, TextStream
+
+
+@with_sampling
+def command(
+    model: Model,
+    prompt: Annotated[
+        str, typer.Argument(help="The prompt; what stands on standard input follows it.", show_default=False)
+    ] = "",
+    system: Annotated[str, typer.Option("--system", help="A system message.", show_default=False)] = "",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+    ] = False,
+    special: Annotated[
+        bool, typer.Option("--special", help="With --raw: the text of a special token means the token.")
+    ] = False,
+    context: Context = None,
+    threads: Threads = 0,
+    backend: Backend = "auto",
+    kv_type: KvType = "f16",
+    template: Template = "",
+    stats: Annotated[bool, typer.Option("--stats", help="Say counts and speed on standard error.")] = False,
+    json: Json = False,
+    *,
+    sampling: dict[str, Any],
+) -> None:
+    """Answer one prompt and exit.
+
+    The prompt is the argument, or standard input, or both, the argument first. The answer goes to standard output.
+    What is not given of the sampling is as the model's file recommends, or else as in `chat`; with --raw it is greedy.
+    """
+    if special and not raw:
+        raise typer.BadParameter("--special goes with --raw only: a chat template writes the special tokens itself")
+    if system and raw:
+        raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
+    text = _read_prompt(prompt)
+    from localinfer.cli.interrupt import interrupt_ends
+    from localinfer.cli.loading import load_model
+
+    llm = load_model(model, template=template, context=context, threads=threads, backend=backend, kv_type=kv_type)
+    # Nothing is lost when Ctrl-C ends the process, so it may do that at once.
+    with llm, interrupt_ends():
+        stream = _start(llm, text, system, raw, special, sampling)
+        for chunk in stream:
+            if not json:
+                emit(chunk.text)
+        completion = stream.completion
+        if json:
+            from localinfer.cli.statistics import as_data
+
+            emit_json(as_data(completion, llm))
+        elif not completion.text.endswith("\n"):
+            emit("\n")
+        if completion.finish_reason == "length" and len(completion.tokens) != sampling.get("max_tokens"):
+            note(f"note: the answer ends early: {completion.finish_detail}")
+        if stats:
+            from localinfer.cli.statistics import context_use, rates
+
+            cached, prefill = completion.cached_tokens, completion.prefill_tokens_per_second
+            aside(f"prompt {completion.prompt_tokens} tokens ({cached} cached), {prefill:.1f} tokens/s")
+            aside(f"answer {rates(completion)}; {context_use(completion, llm.context)}")
+
+
+def _start(llm: "LLM", text: str, system: str, raw: bool, special: bool, sampling: dict[str, Any]) -> "TextStream":
+    if raw or (llm.chat_template is None and not system):
+        if not raw:
+            note("note: the model has no chat template; it continues the prompt as it is (--raw does not say this)")
+        return llm.stream(llm.tokenize(text, parse_special=special), **sampling)
+    messages = [{"role": "system", "content": system}] if system else []
+    return llm.chat([*messages, {"role": "user", "content": text}], stream=True, **sampling)
+
+
+def _read_prompt(argument: str) -> str:
+    """The argument and standard input, which loses the newline at its end."""
+    from localinfer.errors import LocalInferError
+
+    given = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    try:
+        text = given.decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise LocalInferError(
+            f"standard input is not valid UTF-8 at byte {error.start}", "iconv converts files of other encodings"
+        ) from error
+    prompt = "\n".join(part for part in (argument, text) if part)
+    if not prompt:
+        raise typer.BadParameter("there is no prompt: give one as an argument or on standard input")
+    return prompt
