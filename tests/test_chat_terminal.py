@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import io
+import json
 import os
+import pty
+import select
 import signal
 import stat
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -18,6 +25,7 @@ from localinfer.cli.conversation import Conversation, last_path, load
 from localinfer.cli.interrupt import interrupt_calls, interrupt_ends
 from localinfer.cli.messages import MessageReader
 from localinfer.errors import FormatError, LocalInferError
+from scripted_model import write_scripted_model
 
 # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -28,7 +36,7 @@ def messages_of(text: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     found = []
     while True:
         try:
-            found.append(reader.read())
+            found.append(reader.read().text)
         except EOFError:
             return found
 
@@ -128,3 +136,271 @@ def test_the_default_is_restored_after_loading() -> None:
 
 def test_where_the_last_conversation_is(tmp_path: Path) -> None:
     assert last_path() == tmp_path / "home" / "config" / "last-conversation.json"
+
+
+# --- the chat at a terminal --------------------------------------------------------------------------------------
+
+AT_A_TERMINAL = """
+import fcntl, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C typed here interrupts this process
+from localinfer.cli.main import execute
+sys.exit(execute(sys.argv[1:]))
+"""
+
+
+class Terminal:
+    """A pseudo-terminal with `localinfer` in it."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", AT_A_TERMINAL, *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            env={**os.environ, "TERM": "xterm", "INPUTRC": os.devnull},
+        )
+        os.close(slave)
+        self.unread = ""
+        self.all = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
+
+    def expect(self, text: str, timeout: float = 30) -> str:
+        """Waits for a text and returns what came before it."""
+        end = time.monotonic() + timeout
+        while text not in self.unread:
+            if time.monotonic() > end or not self._receive(end - time.monotonic()):
+                pytest.fail(f"{text!r} did not come:\n{self.all}")
+        before, _, self.unread = self.unread.partition(text)
+        return before
+
+    def send(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def end(self) -> int:
+        """Reads to the end; the exit code."""
+        while self._receive(10):
+            pass
+        return self.process.wait(10)
+
+    def _receive(self, timeout: float) -> bool:
+        if not select.select([self.master], [], [], max(0, timeout))[0]:
+            return False
+        try:
+            data = os.read(self.master, 65536)
+        except OSError:  # Linux says the other end is gone by EIO
+            return False
+        text = self._decoder.decode(data)
+        self.unread += text
+        self.all += text
+        return bool(data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_scripted_model(tmp_path_factory.mktemp("models") / "scripted.gguf", context=65536))
+
+
+@pytest.fixture
+def chat(scripted: str) -> Iterator[Terminal]:
+    with Terminal("chat", scripted, "--context", "65536") as terminal:
+        terminal.expect("/help for help.")
+        terminal.expect("> ")
+        yield terminal
+
+
+def test_a_talk(chat: Terminal, tmp_path: Path) -> None:
+    chat.send("hi there\n")
+    chat.expect("Hello, wide 🌍!")
+    assert "\x1b[2m6 tokens, " in chat.expect(" of 65536")
+    chat.expect("> ")
+    chat.send("/stats\n")
+    chat.expect("of them from the cache")
+    chat.expect("ended by     stop")
+    chat.expect("> ")
+    chat.send(f"/save {tmp_path}/talk.json\n")
+    chat.expect("saved: ")
+    chat.expect("> ")
+    chat.send("/exit\n")
+    assert chat.end() == 0
+    messages = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert messages == [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "Hello, wide 🌍!"}]
+    assert json.loads(last_path().read_text())["messages"] == messages
+    history = (tmp_path / "home" / "config" / "history").read_text()
+    assert "hi there" in history
+    assert stat.S_IMODE((tmp_path / "home" / "config" / "history").stat().st_mode) == 0o600
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(chat: Terminal) -> None:
+    chat.send("go on forever\n")
+    chat.expect(" tick tick tick tick")
+    chat.send("\x03")
+    chat.expect("(stopped)", timeout=5)
+    chat.expect("> ")
+    chat.send("hi\n")
+    chat.expect("Hello, wide 🌍!")
+    chat.expect("> ")
+    said = json.loads(last_path().read_text())["messages"]
+    assert [m["role"] for m in said] == ["user", "assistant"] * 2
+    assert said[1]["content"].startswith(" tick tick"), "what had been said by then is kept"
+
+
+def test_ctrl_c_twice_at_the_prompt_leaves(chat: Terminal) -> None:
+    chat.send("half a mess\x03")
+    chat.expect("Ctrl-C again")
+    chat.expect("> ")
+    chat.send("hi\n")
+    chat.expect("Hello, wide 🌍!")
+    chat.expect("> ")
+    chat.send("\x03")
+    chat.expect("Ctrl-C again")
+    chat.expect("> ")
+    chat.send("\x03")
+    assert chat.end() == 0
+
+
+def test_ctrl_d_leaves(chat: Terminal) -> None:
+    chat.send("\x04")
+    assert chat.end() == 0
+
+
+def test_control_codes_of_the_model_stay_away_from_the_terminal(chat: Terminal) -> None:
+    chat.send("show colours\n")
+    chat.expect("␛[31mred␇\ufffd1mdone")
+    chat.expect("> ")
+    assert "\x1b[31m" not in chat.all
+    assert "\x07" not in chat.all
+
+
+def test_messages_of_several_lines(chat: Terminal) -> None:
+    def last_message() -> str:
+        content: str = json.loads(last_path().read_text())["messages"][-2]["content"]
+        return content
+
+    chat.send("one\\\n")
+    chat.expect(". ")
+    chat.send("two\n")
+    chat.expect("Hello, wide 🌍!")
+    chat.expect("> ")
+    assert last_message() == "one\ntwo"
+    chat.send('"""\n')
+    chat.expect(". ")
+    chat.send("/reset\n")
+    chat.expect(". ")
+    chat.send('three"""\n')
+    chat.expect("Hello, wide 🌍!")
+    chat.expect("> ")
+    assert last_message() == "/reset\nthree"
+    # What a terminal sends for text pasted from the clipboard (bracketed paste), then Enter.
+    chat.send("\x1b[200~def f():\n\treturn 1\n# end\x1b[201~")
+    time.sleep(0.1)
+    chat.send("\n")
+    chat.expect("Hello, wide 🌍!")
+    chat.expect("> ")
+    assert last_message() == "def f():\n\treturn 1\n# end"
+
+
+def test_the_commands(chat: Terminal, tmp_path: Path) -> None:
+    def say(text: str, answer: str) -> None:
+        chat.send(f"{text}\n")
+        chat.expect(answer)
+        chat.expect("> ")
+
+    say("/help", "/params [NAME VALUE]")
+    say("/stats", "there is no answer yet")
+    say("/nonsense", "there is no command /nonsense")
+    say("/system Be brief.", "the system message is set")
+    say("hi", "Hello, wide 🌍!")
+    assert json.loads(last_path().read_text())["messages"][0] == {"role": "system", "content": "Be brief."}
+    say("/params temperature 0.25", "temperature          0.25")
+    say("/params temperature hot", "temperature takes a number")
+    say("/params temperature -1", "temperature is -1.0, but must be >= 0")
+    say("/params warmth 1", "there is no sampling parameter 'warmth'")
+    say("/params max_tokens 2", "max_tokens           2")
+    say("hi", "Hello,\r\n(the answer ends here: max_tokens 2)")
+    say("/params max_tokens none", "max_tokens           None")
+    say("/params stop wide", "stop                 ('wide',)")
+    say("hi", "Hello, \r\n")
+    say("/params stop default", "stop                 ()")
+    say("/params", "ignore_eos           False")
+    say(f"/load {tmp_path}/absent.json", "cannot be read")
+    say("/save", "a file name is missing")
+    say("/reset", "the conversation is forgotten")
+    say("/load last", "loaded: 6 messages")
+    say("/system", "there is no system message now")
+
+
+def test_a_conversation_that_outgrows_the_context_is_kept(scripted: str) -> None:
+    with Terminal("chat", scripted, "--context", "64") as chat:
+        chat.expect("> ")
+        chat.send("hi\n")
+        chat.expect("Hello, wide 🌍!")
+        chat.expect("> ")
+        chat.send(f"{'x' * 80}\n")
+        chat.expect("error: the prompt has ")
+        assert "tokens, but the context holds 64" in chat.expect("hint: ")
+        chat.expect("/reset")
+        chat.expect("> ")
+        assert len(json.loads(last_path().read_text())["messages"]) == 2
+        chat.send("/reset\n")
+        chat.expect("> ")
+        chat.send("go on forever\n")
+        chat.expect("(the answer ends here: the context of 64 tokens is full)")
+        chat.expect("> ")
+        chat.send("/exit\n")
+        assert chat.end() == 0
+
+
+def test_the_download_is_offered_and_can_be_declined() -> None:
+    with Terminal("chat") as terminal:
+        terminal.expect("smollm2:135m is not installed. Download 98.4 MB now? [y/N] ")
+        terminal.send("n\n")
+        terminal.expect("hint: localinfer pull smollm2:135m")
+        assert terminal.end() == 1
+
+
+def test_the_download_that_was_agreed_to_is_tried() -> None:
+    with Terminal("chat") as terminal:
+        terminal.expect("[y/N] ")
+        terminal.send("y\n")
+        terminal.expect("asking the package index")
+        terminal.expect("could not be had from any of its sources")
+        assert terminal.end() == 1
+
+
+# --- the chat at a pipe ------------------------------------------------------------------------------------------
+
+
+def test_a_chat_at_a_pipe(scripted: str) -> None:
+    command = [sys.executable, "-m", "localinfer", "chat", scripted]
+    script = "hi\nshow colours\n/params top_k 3\n"
+    done = subprocess.run(command, input=script.encode(), capture_output=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stdout.decode() == "Hello, wide 🌍!\n\x1b[31mred\x07\x9b1mdone\n", "a pipe gets the text as it is"
+    assert done.stderr.decode() == "top_k                3\n"
+    done = subprocess.run(command, input=b"hi\n/nonsense\nhi\n", capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout.decode()) == (1, "Hello, wide 🌍!\n"), "a script stops at the first error"
+    assert b"error: there is no command /nonsense" in done.stderr
+
+
+def test_a_chat_needs_a_chat_model(tmp_path: Path) -> None:
+    base = write_scripted_model(tmp_path / "base.gguf", chat=False)
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[-1]['content'] }}")
+    command = [sys.executable, "-m", "localinfer", "chat", str(base)]
+    done = subprocess.run(command, input=b"hi\n", capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"has no chat template" in done.stderr
+    done = subprocess.run([*command, "--template", str(template)], input=b"hi\n", capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout.decode()) == (0, "Hello, wide 🌍!\n"), done.stderr
+    done = subprocess.run([*command, "--template", "absent"], input=b"hi\n", capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, b"")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import signal
+import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -31,11 +35,35 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_scripted_model(tmp_path_factory.mktemp("models") / "base.gguf", chat=False, context=64))
 
 
-def localinfer(*arguments: str, stdin: str | bytes = "", **options: object) -> subprocess.CompletedProcess[bytes]:
-    """Runs the command as a process of its own."""
-    given = stdin.encode() if isinstance(stdin, str) else stdin
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+class Cli:
+    """Runs command lines in this process, which costs a tenth of starting one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: str, stdin: str | bytes = b"") -> Done:
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+        self._capsys.readouterr()
+        code = execute(list(arguments))
+        return Done(code, *self._capsys.readouterr())
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Cli:
+    return Cli(monkeypatch, capsys)
+
+
+def process(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "localinfer", *arguments]
-    return subprocess.run(command, input=given, capture_output=True, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
 
 
 # --- help, versions, wrong command lines -------------------------------------------------------------------------
@@ -110,11 +138,11 @@ def test_a_bug_keeps_its_traceback_and_asks_for_a_report(monkeypatch: pytest.Mon
 
 
 def test_processes_have_the_exit_codes_too() -> None:
-    assert localinfer("list").returncode == 0
-    done = localinfer("show", "none.gguf")
+    assert process("list").returncode == 0
+    done = process("show", "none.gguf")
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"Traceback" not in done.stderr
-    assert localinfer("list", "--nonsense").returncode == 2
+    assert process("list", "--nonsense").returncode == 2
 
 
 def test_help_is_quick() -> None:
@@ -122,7 +150,7 @@ def test_help_is_quick() -> None:
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
-        assert localinfer("--help").returncode == 0
+        assert process("--help").returncode == 0
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.5
 
@@ -222,6 +250,130 @@ def test_bench_measures_every_case(scripted: str, capsys: Capture) -> None:
     assert header == "what\ttokens\tdepth\ttokens/s\tslowest\tfastest"
     assert row.startswith("prefill\t8\t0\t")
     assert execute(["bench", scripted, "--prompt", "0", "--decode", "0"]) == 1
+
+
+# --- run ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin"),
+    [(["say hi"], ""), ([], "say hi\n"), (["say"], "hi\n"), (["", "--system", "Be brief."], "hi")],
+)
+def test_run_takes_its_prompt_from_argument_and_input(
+    arguments: list[str], stdin: str, scripted: str, cli: Cli
+) -> None:
+    done = cli("run", scripted, *arguments, stdin=stdin)
+    assert (done.code, done.out, done.err) == (0, "Hello, wide 🌍!\n", "")
+
+
+def test_run_prompts_are_joined_by_a_newline(scripted: str, cli: Cli) -> None:
+    counts = []
+    for arguments, stdin in ((["ab\ncd"], ""), (["ab"], "cd\n"), ([], "ab\ncd")):
+        report = json.loads(cli("run", scripted, *arguments, "--json", stdin=stdin).out)
+        counts.append(report["stats"]["prompt_tokens"])
+    assert len(set(counts)) == 1
+
+
+def test_run_as_data(scripted: str, cli: Cli) -> None:
+    done = cli("run", scripted, "hi", "--json", "--seed", "5", "--stats")
+    report = json.loads(done.out)
+    assert report["text"] == "Hello, wide 🌍!"
+    assert len(report["tokens"]) == report["stats"]["completion_tokens"] == 6
+    assert (report["finish_reason"], report["finish_detail"], report["seed"]) == ("stop", "token 2", 5)
+    assert (report["backend"], report["context"]) == ("cpu", 4096)
+    assert report["stats"]["decode_tokens_per_second"] > 0
+    assert "answer 6 tokens, " in done.err
+
+
+def test_run_ends_where_it_is_told_to(scripted: str, cli: Cli) -> None:
+    assert cli("run", scripted, "hi", "--max-tokens", "2").out == "Hello,\n"
+    done = cli("run", scripted, "hi", "--stop", "wide", "--stop", "never")
+    assert (done.out, done.err) == ("Hello, \n", "")
+    done = cli("run", scripted, "go on forever", "--context", "64")
+    assert done.out.startswith(" tick tick")
+    assert "note: the answer ends early: the context of 64 tokens is full" in done.err
+    done = cli("run", scripted, "x" * 100, "--context", "64")
+    assert (done.code, done.out) == (1, "")
+    assert "but the context holds 64" in done.err
+
+
+def test_run_without_a_template_continues_the_text(base_model: str, scripted: str, cli: Cli) -> None:
+    done = cli("run", base_model, "A", "--raw", "--max-tokens", "2")
+    assert (done.out, done.err) == ("Hello,\n", "")
+    done = cli("run", base_model, "A", "--max-tokens", "2")
+    assert done.out == "Hello,\n"
+    assert "note: the model has no chat template" in done.err
+    done = cli("run", base_model, "A", "--system", "B")
+    assert (done.code, done.out) == (1, "")
+    plain = json.loads(cli("run", scripted, "<|forever|>", "--raw", "--max-tokens", "3", "--json").out)
+    assert plain["text"] == "Hello, wide", "text is not taken for a special token"
+    special = cli("run", scripted, "<|forever|>", "--raw", "--special", "--max-tokens", "3")
+    assert special.out == " tick tick tick\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "code", "message"),
+    [
+        ([], b"", 2, "there is no prompt"),
+        (["x", "--special"], b"", 2, "--special goes with --raw only"),
+        (["x", "--raw", "--system", "y"], b"", 2, "--system needs the chat template"),
+        (["x", "--temperature", "-1"], b"", 1, "temperature is -1.0, but must be >= 0"),
+        (["x", "--top-p", "high"], b"", 2, "--top-p"),
+        (["x", "--backend", "gpu"], b"", 1, "there is no backend 'gpu'"),
+        (["x", "--context", "1"], b"", 1, "the context is 1"),
+        ([], b"Gr\xfc\xdfe", 1, "standard input is not valid UTF-8 at byte 2"),
+    ],
+)
+def test_run_explains_what_it_refuses(
+    arguments: list[str], stdin: bytes, code: int, message: str, scripted: str, cli: Cli
+) -> None:
+    done = cli("run", scripted, *arguments, stdin=stdin)
+    assert (done.code, done.out) == (code, "")
+    text = done.err
+    assert text.startswith("error: ")
+    assert message in text
+    assert "Traceback" not in text
+
+
+def start_forever(scripted: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "localinfer", "run", scripted, "<|forever|>", "--raw", "--special"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(5) == b" tick"
+    return process
+
+
+def test_ctrl_c_ends_run_at_once(scripted: str) -> None:
+    with start_forever(scripted) as process:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=5)
+    # Killed by the signal, which a shell reports as 130.
+    assert (process.returncode, errors) == (-signal.SIGINT, b"")
+
+
+def test_run_ends_quietly_when_its_reader_leaves(scripted: str) -> None:
+    with start_forever(scripted) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(10) == 1
+
+
+def test_ctrl_c_while_a_pull_waits_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
+        command = [sys.executable, "-m", "localinfer", "pull", "smollm2:135m"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            silent.accept()[0].close()  # pip is there
+            process.send_signal(signal.SIGINT)
+            out, errors = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, b"")
+    assert b"Traceback" not in errors
+    assert [path.name for path in models_folder().iterdir()] == [".lock-smollm2-135m"]
 
 
 # --- what reaches the terminal -----------------------------------------------------------------------------------

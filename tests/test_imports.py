@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from scripted_model import write_scripted_model
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {
     "localinfer": ROOT / "localinfer",
@@ -33,8 +35,8 @@ ALLOWED = {
 }
 # Policy decides about integers: no tensors, no native code, no backend.
 INTEGERS_ONLY = {"engine.scheduler", "engine.kv", "engine.sequence"}
-# Third-party packages that may be imported as soon as a module is.
-AT_ONCE = {"cli": {"typer"}, "kernels.reference": {"torch", "numpy"}}
+# Third-party packages that may be imported as soon as a module is (which is itself imported late, but for the first).
+AT_ONCE = {"cli": {"typer"}, "kernels.reference": {"torch", "numpy"}, "text.template_sandbox": {"jinja2"}}
 HEAVY = ("torch", "transformers", "numpy", "gguf", "huggingface_hub", "safetensors", "rich", "jinja2")
 
 
@@ -148,3 +150,17 @@ def loaded_after(code: str, *arguments: str) -> set[str]:
 )
 def test_nothing_heavy_is_imported_at_start(code: str) -> None:
     assert loaded_after(code).isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_a_talk_on_the_cpu_imports_nothing_heavy(command: str, tmp_path: Path) -> None:
+    path = write_scripted_model(tmp_path / "scripted.gguf")
+    code = """
+import io, sys
+sys.stdin = io.TextIOWrapper(io.BytesIO(b"hi\\n"))
+from localinfer.cli.main import execute
+assert execute(sys.argv[1:]) == 0
+"""
+    loaded = loaded_after(code, command, str(path), "--backend", "cpu")
+    assert loaded.isdisjoint(set(HEAVY) - {"jinja2"})
+    assert "jinja2" in loaded, "the chat template was not rendered"

@@ -67,5 +67,5 @@ def _pull_if_needed(name: str, yes: bool) -> None:
     from localinfer.cli.pull import pull_model
 
     if not yes and not (sys.stdin.isatty() and ask(f"{name} is not installed. Download {size(entry.size)} now?")):
-        raise LocalInferError(f"{name} is not installed", f"localinfer pull {name}, or localinfer chat --yes")
+        raise LocalInferError(f"{name} is not installed", f"localinfer pull {name}, or localinfer chat {name} --yes")
     pull_model(name)

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 from localinfer.cli.conversation import Conversation, last_path, load
 from localinfer.cli.interrupt import interrupt_calls
-from localinfer.cli.messages import MessageReader
+from localinfer.cli.messages import Message, MessageReader
 from localinfer.cli.output import aside, emit, error, note
 from localinfer.cli.statistics import context_use, rates
 from localinfer.engine.llm import LLM, Completion
@@ -25,6 +25,14 @@ HELP = '''\
 /exit                 leave; so do Ctrl-D, and Ctrl-C twice
 A line that ends with \\ goes on in the next. """ begins and ends a message of several lines.
 Ctrl-C stops an answer.'''
+
+# Types of sampling parameters: what a person would call them, and how to read them.
+_KINDS: dict[type, tuple[str, Callable[[str], object]]] = {
+    bool: ("true or false", lambda text: {"true": True, "false": False}[text.lower()]),
+    int: ("a whole number", int),
+    float: ("a number", float),
+    str: ("a text", str),
+}
 
 
 class Leave(Exception):
@@ -62,7 +70,7 @@ class Session:
             try:
                 message = self.reader.read()
                 interrupted = False
-                if message.strip():
+                if message.text.strip():
                     self._take(message)
             except KeyboardInterrupt:
                 if interrupted:
@@ -80,11 +88,11 @@ class Session:
                     raise
                 error(problem.message, problem.hint)
 
-    def _take(self, message: str) -> None:
-        word, _, rest = message.strip().partition(" ")
-        if not word.startswith("/"):
-            self._answer(message)
-        elif word in self._commands and "\n" not in word:
+    def _take(self, message: Message) -> None:
+        word, _, rest = message.text.strip().partition(" ")
+        if message.quoted or "\n" in message.text or not word.startswith("/"):
+            self._answer(message.text)
+        elif word in self._commands:
             self._commands[word](rest.strip())
         else:
             raise LocalInferError(
@@ -143,20 +151,17 @@ class Session:
 
     def _parsed(self, name: str, value: str) -> object:
         hint = get_type_hints(SamplingParams).get(name)
-        if value == "default" or hint is None:  # SamplingParams words the error of an unknown name
+        if value == "default" or hint is None:  # `changed` words the error of an unknown name
             return getattr(self.defaults, name, None)
-        kinds = [kind for kind in get_args(hint) or (hint,) if kind in (bool, int, float, str)]
+        kinds = get_args(hint) or (hint,)
+        if type(None) in kinds and value.lower() == "none":
+            return None
+        kind = next(kind for kind in kinds if kind in _KINDS)
+        words, parse = _KINDS[kind]
         try:
-            if bool in kinds:
-                return {"true": True, "false": False}[value.lower()]
-            if get_args(hint) and value.lower() == "none" and type(None) in get_args(hint):
-                return None
-            return (kinds[0](value),) if "tuple" in str(hint) else kinds[0](value)
+            return (parse(value),) if get_origin(hint) is tuple else parse(value)
         except (ValueError, KeyError):
-            raise LocalInferError(
-                f"{name} takes {' or '.join(kind.__name__ for kind in kinds)}, not {value!r}",
-                "for example /params top_k 40",
-            ) from None
+            raise LocalInferError(f"{name} takes {words}, not {value!r}", "/params shows all of them") from None
 
     def _stats(self, rest: str) -> None:
         completion = self.last
@@ -167,7 +172,7 @@ class Session:
         note(f"prefill      {completion.prefill_seconds:.3f} s")
         note(f"answer       {rates(completion)}")
         note(f"ended by     {completion.finish_reason}: {completion.finish_detail}")
-        note(f"context      {context_use(completion, self.llm.context)}")
+        note(f"{context_use(completion, self.llm.context)}")
 
     def _save(self, rest: str) -> None:
         path = self._path(rest)

@@ -10,11 +10,17 @@ import os
 import select
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from localinfer.errors import LocalInferError
 
 QUOTES = '"""'
 HISTORY_LENGTH = 1000
+
+
+class Message(NamedTuple):
+    text: str
+    quoted: bool  # it stood between triple quotes, so it is never a command
 
 
 class MessageReader:
@@ -30,17 +36,15 @@ class MessageReader:
         # Line editing needs both ends of the terminal; otherwise the prompt goes to standard error.
         self._editing = self.interactive and sys.stdout.isatty() and self._set_up_editing()
 
-    def read(self) -> str:
+    def read(self) -> Message:
         """The next message. EOFError at the end of input, KeyboardInterrupt on Ctrl-C."""
         line = self._line("> ")
-        if line.lstrip().startswith(QUOTES):
-            message = self._block(line.lstrip().removeprefix(QUOTES))
-        else:
-            message = self._continued(line)
+        quoted = line.lstrip().startswith(QUOTES)
+        message = self._block(line.lstrip().removeprefix(QUOTES)) if quoted else self._continued(line)
         self._remember()
         if any(0xDC80 <= ord(character) <= 0xDCFF for character in message):
             raise LocalInferError("the message is not valid UTF-8", "iconv converts files of other encodings")
-        return message
+        return Message(message, quoted)
 
     def _block(self, line: str) -> str:
         lines = []
