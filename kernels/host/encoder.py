@@ -215,6 +215,8 @@ class NativeEncoder:
             raise LocalInferError(f"the model's vocabulary has no token for {lacking!r}", "remove it from the text")
         if count == -2:
             raise MemoryError(f"no memory to encode {len(text)} bytes")
+        if count == -4:
+            raise FormatError("the file's rules to normalize text are damaged", "download or convert it again")
         if count < 0:
             raise UnsupportedError(f"{len(text)} bytes are too many to encode at once", "split the text")
         result = array("i")

@@ -73,6 +73,10 @@ def find_special_ids(
             vocabulary.set_type(token_id, CONTROL)
         return found
 
+    def is_typed(text: str) -> bool:
+        token_id = vocabulary.find(text)
+        return token_id is not None and vocabulary.type(token_id) != NORMAL
+
     def either(key: str, texts: tuple[str, ...]) -> int | None:
         token_id = named(key)
         return token_id if token_id is not None else next(iter(by_text(texts)), None)
@@ -83,12 +87,7 @@ def find_special_ids(
         *(either("fim_pad_token_id", _FIM_PAD), either("fim_rep_token_id", _FIM_REPOSITORY)),
         *(either("fim_sep_token_id", _FIM_FILE), eos, eot, eom),
         *by_text(_STOP),
-        *(
-            token_id
-            for text in _STOP_IF_TYPED
-            if (token_id := vocabulary.find(text)) is not None
-            and (not has_types or vocabulary.type(token_id) != NORMAL)
-        ),
+        *by_text(tuple(text for text in _STOP_IF_TYPED if not has_types or is_typed(text))),
     } - {None}
     stop -= _not_stops(vocabulary, {t for t in stop if t is not None})
     ids = SpecialIds(

@@ -48,16 +48,11 @@ class Tokenizer:
         self.add_bos, self.add_eos = add_bos, add_eos
         self.space_prefix = space_prefix  # encoding puts a space in front, decoding takes it away
         self.notes = tuple(notes)  # what a person should know about this vocabulary
-        if add_bos and self.bos_id is None:
-            raise FormatError(
-                "the vocabulary asks for a BOS token in front of every text, but names none",
-                f"the file should have {_PREFIX}bos_token_id; convert it again",
-            )
-        if add_eos and self.eos_id is None:
-            raise FormatError(
-                "the vocabulary asks for an EOS token after every text, but names none",
-                f"the file should have {_PREFIX}eos_token_id; convert it again",
-            )
+        self._first = _required(special.bos, "bos", "in front of") if add_bos else None
+        self._last = None
+        if add_eos:  # BERT's texts end with SEP
+            sep = model == "bert"
+            self._last = _required(special.sep if sep else special.eos, "seperator" if sep else "eos", "after")
 
     @property
     def vocab_size(self) -> int:
@@ -87,10 +82,10 @@ class Tokenizer:
             in_run = trust
             size += len(raw)
         ids = self._encoder.encode(b"".join(pieces), trusted)
-        if add_special and self.add_bos and self.bos_id is not None:
-            ids.insert(0, self.bos_id)
-        if add_special and self.add_eos and self.eos_id is not None:
-            ids.append(self.eos_id)
+        if add_special and self._first is not None:
+            ids.insert(0, self._first)
+        if add_special and self._last is not None:
+            ids.append(self._last)
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False, strip_prefix: bool = True) -> str:
@@ -172,15 +167,39 @@ def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _plan(model: str, data: Metadata) -> _Plan:
+    def flag(name: str, default: bool) -> bool:
+        return data.get_bool(_PREFIX + name, default)
+
     match model:
-        case "gpt2" | "gemma4":
-            return _plan_bpe(data, "gemma4" if model == "gemma4" else data.get_str(_PREFIX + "pre", ""))
+        case "gpt2" | "whitespace":
+            return _plan_bpe(data, data.get_str(_PREFIX + "pre", ""))
+        case "gemma4":
+            return _plan_bpe(data, "gemma4")
         case "llama":
-            options = EncoderOptions("spm", space_prefix=data.get_bool(_PREFIX + "add_space_prefix", True))
+            options = EncoderOptions("spm", space_prefix=flag("add_space_prefix", True))
             return _Plan(options, {"bos": 1, "eos": 2, "unk": 0}, add_bos=True)
+        case "bert":
+            lowercase = flag("normalizer.lowercase", True)
+            strip_accents = flag("normalizer.strip_accents", lowercase)
+            options = EncoderOptions("word_piece", lowercase=lowercase, strip_accents=strip_accents)
+            defaults = {"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103}
+            return _Plan(options, defaults, add_bos=True, add_eos=True)
+        case "t5":
+            options = EncoderOptions(
+                "unigram",
+                space_prefix=flag("add_space_prefix", False),
+                merge_spaces=flag("remove_extra_whitespaces", False),
+                escape_spaces=True,
+                charsmap=_charsmap(data),
+            )
+            return _Plan(options, {"eos": 1, "unk": 2, "pad": 0}, add_eos=True)
+        case "rwkv":
+            return _Plan(EncoderOptions("rwkv"), {})
+        case "plamo2":
+            return _Plan(EncoderOptions("plamo2"), {"bos": 1, "eos": 2, "unk": 0, "pad": 3})
     raise UnsupportedError(
         f"the file's tokenizer is of the kind {model!r}, which localinfer does not know",
-        "kinds it knows: gpt2, gemma4, llama",
+        "kinds it knows: bert, gemma4, gpt2, llama, plamo2, rwkv, t5, whitespace",
     )
 
 
@@ -209,6 +228,24 @@ def _plan_bpe(data: Metadata, pre: str) -> _Plan:
         lowercase=row.drop_spaces and data.get_bool(_PREFIX + "normalizer.lowercase", False),
     )
     return _Plan(options, {}, add_bos=row.add_bos, force_bos=row.force_bos, needs_merges=True, notes=notes)
+
+
+def _required(token_id: int | None, name: str, where: str) -> int:
+    if token_id is None:
+        raise FormatError(
+            f"the vocabulary asks for a token {where} every text, but the file does not say which",
+            f"it should have {_PREFIX}{name}_token_id; convert it again",
+        )
+    return token_id
+
+
+def _charsmap(data: Metadata) -> bytes:
+    value = data.get(_PREFIX + "precompiled_charsmap")
+    if value is None:
+        return b""
+    if not isinstance(value, array) or value.typecode not in "bB":
+        raise FormatError(f"{_PREFIX}precompiled_charsmap should be an array of bytes", "convert the file again")
+    return value.tobytes()
 
 
 def _utf8(text: str | bytes) -> bytes:

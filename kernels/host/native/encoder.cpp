@@ -81,7 +81,9 @@ class Encoder {
         }
         if (kind_ == bpe && byte_level_)
             append_byte_level(token, out);
-        else if (kind_ == rwkv || kind_ == plamo2)
+        else if (kind_ == rwkv)
+            out += unescape_rwkv(token);
+        else if (kind_ == plamo2)
             out.append(raw, token.size);
         else
             append_unescaped(token, out);
@@ -102,6 +104,15 @@ class Encoder {
         }
         case spm:
             return make_spm(vocabulary, {c.space_prefix != 0, c.unknown});
+        case word_piece:
+            return make_word_piece(vocabulary, {c.lowercase != 0, c.strip_accents != 0, c.unknown});
+        case unigram:
+            return make_unigram(vocabulary, {c.space_prefix != 0, c.escape_spaces != 0, c.merge_spaces != 0,
+                                             c.space_suffix != 0, c.unknown, c.charsmap});
+        case rwkv:
+            return make_rwkv(vocabulary, c.unknown);
+        case plamo2:
+            return make_plamo2(vocabulary);
         }
         throw std::invalid_argument("an unknown tokenizer model");
     }
@@ -191,7 +202,8 @@ LI_API void li_encoder_destroy(void* encoder) { delete static_cast<li::Encoder*>
 
 // Encodes UTF-8 text of at most 2^29 bytes. `trusted` holds the ascending byte ranges [n_trusted, 2] within which the text
 // of special tokens means the tokens. Returns how many ids there are, in an array at *ids that li_free takes back; or -1, with
-// the characters that the vocabulary lacks in `error`; or -2 if there is no memory; or -3 if the text is too long.
+// the characters that the vocabulary lacks in `error`; -2 if there is no memory; -3 if the text is too long; -4 if the
+// file's normalization rules are damaged.
 LI_API int64_t li_encode(const void* encoder, const uint8_t* text, uint64_t size, const uint64_t* trusted,
                          int32_t n_trusted, int32_t** ids, char* error, uint64_t error_size) try {
     if (size > uint64_t{1} << 29)
@@ -208,6 +220,8 @@ LI_API int64_t li_encode(const void* encoder, const uint8_t* text, uint64_t size
 } catch (const li::EncodeError& problem) {
     li::say(problem.what(), error, error_size);
     return -1;
+} catch (const std::out_of_range&) {
+    return -4;
 } catch (const std::exception&) {
     return -2;
 }

@@ -4,6 +4,7 @@
 #include "encoder_vocabulary.h"
 
 #include <memory>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -13,6 +14,24 @@ namespace li {
 // Text that the vocabulary has no tokens for; the message says which.
 struct EncodeError : std::runtime_error {
     using std::runtime_error::runtime_error;
+};
+
+// Which lengths the tokens have that start with a certain byte: what a search for tokens at one place must try.
+class TokenLengths {
+  public:
+    // `accept(id)`: whether the token counts.
+    template <class Accept> TokenLengths(const Vocabulary& vocabulary, Accept accept) {
+        std::set<uint64_t> lengths[256];
+        for (int32_t id = 0; id < vocabulary.size(); id++)
+            if (const Bytes token = vocabulary.text(id); token.size > 0 && accept(id))
+                lengths[token.data[0]].insert(token.size);
+        for (int byte = 0; byte < 256; byte++)
+            of_[byte].assign(lengths[byte].begin(), lengths[byte].end());
+    }
+    const std::vector<uint64_t>& starting_with(uint8_t byte) const { return of_[byte]; } // ascending
+
+  private:
+    std::vector<uint64_t> of_[256];
 };
 
 class Model {
@@ -54,6 +73,11 @@ std::unique_ptr<Model> make_bpe(const Vocabulary& vocabulary, const StringTable&
 std::unique_ptr<Model> make_spm(const Vocabulary& vocabulary, const SpmOptions& options);
 std::unique_ptr<Model> make_word_piece(const Vocabulary& vocabulary, const WordPieceOptions& options);
 std::unique_ptr<Model> make_unigram(const Vocabulary& vocabulary, const UnigramOptions& options);
+std::unique_ptr<Model> make_rwkv(const Vocabulary& vocabulary, int32_t unknown);
+std::unique_ptr<Model> make_plamo2(const Vocabulary& vocabulary);
+
+// RWKV's vocabularies spell their tokens with the escapes \t \n \r \xNN, and \ before any other character.
+std::string unescape_rwkv(const Bytes& token);
 
 // The printable characters by which GPT-2's byte-level tokens stand for bytes (Radford et al. 2019, encoder.py): the code
 // point of a byte, and the byte of a code point (-1 if it stands for none).
