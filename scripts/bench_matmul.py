@@ -76,7 +76,7 @@ class Matrix:
             )
         self.pack_rate = 20 * raw.size / (time.perf_counter() - begin)
         self.bytes = rows // 8 * self.group_bytes
-        self.memory = mmap.mmap(-1, self.bytes + (2 << 20))
+        self.memory = mmap.mmap(-1, self.bytes + (2 << 20), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.memory.madvise(mmap.MADV_HUGEPAGE)
         self.data = np.frombuffer(self.memory, np.uint8)
         self.data = self.data[-self.data.ctypes.data % 64 :][: self.bytes]

@@ -14,6 +14,7 @@ namespace {
 
 enum class Weight { u4, u5, u6, s8 };
 
+constexpr bool kManyRegisters = false; // 32 vector registers, not 16
 constexpr bool kOffsetWeights = false;
 using Scale = __m256i; // the integer scale in both 16-bit halves of a row's lane
 

@@ -17,6 +17,7 @@ namespace {
 enum class Weight { u4, u5, u6, s8 };
 
 // vpdpbusd takes unsigned weights, so signed ones are stored plus 128 and 128 * (sum of q) is subtracted.
+constexpr bool kManyRegisters = true; // 32 vector registers, not 16
 constexpr bool kOffsetWeights = true;
 using Scale = __m256i; // 32-bit lanes
 
@@ -54,9 +55,9 @@ LI_INLINE __m256 dot_scaled(const __m256i* w, const int8_t* q, Scale scale) {
     return _mm256_cvtepi32_ps(_mm256_mullo_epi32(integer_dot<weight>(w, q, nullptr), scale));
 }
 
-constexpr bool kFixedTiles = true; // one kernel per number of tokens, accumulators in registers
-constexpr int kTileTokens = 8;     // tokens that pass over a panel together
-#define LI_TILES "matmul_tiles_avx512.inl"
+constexpr bool kFixedTiles = true; // one kernel per number of tokens
+constexpr int kTileTokens = 6;     // tokens that pass over a panel together
+#define LI_TILES "matmul_tiles_vnni.inl"
 #include "matmul_x86.inl"
 
 LI_INLINE Scale lane_scale(__m256i bytes, int lane) {

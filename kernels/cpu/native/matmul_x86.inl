@@ -8,12 +8,12 @@
 // A vector of weights holds 4 consecutive k of 8 rows (byte 4 * row + i); w[4] are 16 k, q points at their 16
 // activations. Every kernel keeps to the chains of float operations in matmul.h.
 //
-// One to eight tokens: weights are unpacked in registers, and four streams of groups are read at a time, because one
+// One to three tokens: weights are unpacked in registers, and several streams of groups are read at a time, because one
 // stream does not saturate the memory bus. More tokens: 16 rows x 256 k are unpacked to a panel that stays in the
 // first-level cache while all tokens of a block pass over it.
 
 constexpr int kDirectTokens = 3; // most tokens for which weights are unpacked in registers
-constexpr int kStreams = 4;
+constexpr int kTileWidth = 6;    // most tokens in one register tile
 constexpr int kBlockTokens = 128;     // tokens that share one unpacking
 constexpr int kPanelSubs = 8;              // sub-blocks of 32 k in a panel
 constexpr size_t kOffsetRoom = 16384; // integer offsets of one block of tokens (64 KiB of stack)
@@ -21,14 +21,16 @@ constexpr size_t kOffsetRoom = 16384; // integer offsets of one block of tokens 
 // One block of tokens; pointers are to its first row.
 struct Rows {
     int count;
+    const float* x;
     const int8_t* q;
     const float *scale, *sum16, *sum32;
     const int32_t* offset; // -128 * (sum of q) per 16 values, where kOffsetWeights
-    size_t q_stride, scale_stride, sum32_stride, offset_stride;
+    size_t x_stride, q_stride, scale_stride, sum32_stride, offset_stride;
 
     Rows from(int token) const {
         Rows rows = *this;
         rows.count -= token;
+        rows.x += token * x_stride;
         rows.q += token * q_stride;
         rows.scale += token * scale_stride;
         rows.sum16 += token * scale_stride;
@@ -38,6 +40,13 @@ struct Rows {
         return rows;
     }
 };
+
+// Keeps the compiler from sharing loads (broadcast activations) across this point, which costs it more registers than
+// there are.
+LI_INLINE void forget_loads() {
+    if constexpr (!kManyRegisters)
+        asm volatile("" ::: "memory");
+}
 
 LI_INLINE __m256i load(const void* p) {
     return _mm256_loadu_si256(static_cast<const __m256i*>(p));
@@ -49,24 +58,6 @@ LI_INLINE __m256 load_halves(const uint16_t* p) {
 
 LI_INLINE __m256 broadcast(const float* p) {
     return _mm256_broadcast_ss(p);
-}
-
-// Asks for the weights that this stream needs some hundred cycles later: the processor's own prefetchers lose the
-// overlap of memory and arithmetic when blocks of several streams take turns.
-template <class T>
-LI_INLINE void prefetch(const T& block) {
-#ifndef PFA
-#define PFA 4096
-#endif
-#ifndef PFT
-#define PFT _MM_HINT_T0
-#endif
-    if (PFA) {
-    const char* ahead = reinterpret_cast<const char*>(&block) + PFA;
-#pragma GCC unroll 8
-    for (size_t i = 0; i < sizeof(T); i += 64)
-        _mm_prefetch(ahead + i, PFT);
-    }
 }
 
 // ---- unpacking: 32 k of 8 rows to w[8], k ascending
@@ -200,19 +191,19 @@ LI_INLINE __m256 signed_scale(const int8_t* p) {
 
 // ---- few tokens: G groups that lie apart, weights unpacked in registers; acc[g][t] are 8 rows
 
-template <class Format, int G>
-LI_INLINE void direct_simple(const uint8_t* const (&data)[G], int32_t blocks, const Rows& rows, int count,
-                             __m256 (*acc)[kDirectTokens]) {
+template <class Format, int G, int T>
+LI_INLINE void direct_simple(const uint8_t* const (&data)[G], int32_t blocks, const Rows& rows,
+                             __m256 (*acc)[T]) {
     using Block = typename Format::Block;
     for (int32_t b = 0; b < blocks; b++) {
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
             const Block& block = reinterpret_cast<const Block*>(data[g])[b];
-            prefetch(block);
             __m256i w[8];
             Format::unpack(block, w);
             const __m256 d = load_halves(block.d), m = Format::min(block, d);
-            for (int t = 0; t < count; t++) {
+#pragma GCC unroll 4
+            for (int t = 0; t < T; t++) {
                 const int8_t* q = rows.q + t * rows.q_stride + 32 * b;
                 const float* scale = rows.scale + t * rows.scale_stride + 2 * b;
                 const int32_t* offset = kOffsetWeights ? rows.offset + t * rows.offset_stride + 2 * b : nullptr;
@@ -223,23 +214,25 @@ LI_INLINE void direct_simple(const uint8_t* const (&data)[G], int32_t blocks, co
                     total = _mm256_fmadd_ps(m, broadcast(rows.sum32 + t * rows.sum32_stride + b), total);
                 acc[g][t] = total;
             }
+            forget_loads();
         }
     }
 }
 
-template <class Format, int G>
-LI_INLINE void direct_k(const uint8_t* const (&data)[G], int32_t blocks, const Rows& rows, int count,
-                        __m256 (*acc)[kDirectTokens]) {
+template <class Format, int G, int T>
+LI_INLINE void direct_k(const uint8_t* const (&data)[G], int32_t blocks, const Rows& rows,
+                        __m256 (*acc)[T]) {
     using Block = typename Format::Block;
     for (int32_t b = 0; b < blocks; b++) {
         const Block* block[G];
         KScales scales[G];
-        __m256 sum[G][kDirectTokens], mins[G][kDirectTokens];
+        __m256 sum[G][T], mins[G][T];
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
             block[g] = reinterpret_cast<const Block*>(data[g]) + b;
             scales[g] = KScales::decode(block[g]->scales);
-            for (int t = 0; t < count; t++)
+#pragma GCC unroll 4
+            for (int t = 0; t < T; t++)
                 sum[g][t] = mins[g][t] = _mm256_setzero_ps();
         }
 #pragma GCC unroll 1
@@ -247,11 +240,11 @@ LI_INLINE void direct_k(const uint8_t* const (&data)[G], int32_t blocks, const R
 #pragma GCC unroll 4
             for (int g = 0; g < G; g++) {
                 __m256i w[8];
-                prefetch(block[g]->sub[j]);
                 Format::unpack(*block[g], j, w);
                 const Scale scale = KScales::scale_of(scales[g], j);
                 const __m256 min = KScales::min_of(scales[g], j);
-                for (int t = 0; t < count; t++) {
+#pragma GCC unroll 4
+                for (int t = 0; t < T; t++) {
                     const int8_t* q = rows.q + t * rows.q_stride + 256 * b + 32 * j;
                     const float* a = rows.scale + t * rows.scale_stride + 16 * b + 2 * j;
                     __m256 s = _mm256_fmadd_ps(dot_scaled<Format::kWeight>(w, q, scale), broadcast(a), sum[g][t]);
@@ -259,27 +252,30 @@ LI_INLINE void direct_k(const uint8_t* const (&data)[G], int32_t blocks, const R
                     const float* sum32 = rows.sum32 + t * rows.sum32_stride + 8 * b + j;
                     mins[g][t] = _mm256_fmadd_ps(min, broadcast(sum32), mins[g][t]);
                 }
+                forget_loads();
             }
         }
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
             const __m256 d = load_halves(block[g]->d), m = load_halves(block[g]->m);
-            for (int t = 0; t < count; t++)
+#pragma GCC unroll 4
+            for (int t = 0; t < T; t++)
                 acc[g][t] = _mm256_fnmadd_ps(m, mins[g][t], _mm256_fmadd_ps(d, sum[g][t], acc[g][t]));
         }
     }
 }
 
-template <int G>
-LI_INLINE void direct_q6_k(const uint8_t* const (&data)[G], int32_t blocks, const Rows& rows, int count,
-                           __m256 (*acc)[kDirectTokens]) {
+template <int G, int T>
+LI_INLINE void direct_q6_k(const uint8_t* const (&data)[G], int32_t blocks, const Rows& rows,
+                           __m256 (*acc)[T]) {
     for (int32_t b = 0; b < blocks; b++) {
         const PackedQ6_K* block[G];
-        __m256 sum[G][kDirectTokens], offset[G][kDirectTokens];
+        __m256 sum[G][T], offset[G][T];
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
             block[g] = reinterpret_cast<const PackedQ6_K*>(data[g]) + b;
-            for (int t = 0; t < count; t++)
+#pragma GCC unroll 4
+            for (int t = 0; t < T; t++)
                 sum[g][t] = offset[g][t] = _mm256_setzero_ps();
         }
 #pragma GCC unroll 1
@@ -287,12 +283,12 @@ LI_INLINE void direct_q6_k(const uint8_t* const (&data)[G], int32_t blocks, cons
 #pragma GCC unroll 4
             for (int g = 0; g < G; g++) {
                 __m256i w[8];
-                prefetch(block[g]->sub[j]);
                 unpack_six(block[g]->sub[j].low, block[g]->sub[j].high, w);
                 const int8_t* stored = block[g]->scales[2 * j];
                 const __m256 f0 = signed_scale(stored), f1 = signed_scale(stored + 8);
                 const Scale s0 = byte_scale(stored), s1 = byte_scale(stored + 8);
-                for (int t = 0; t < count; t++) {
+#pragma GCC unroll 4
+                for (int t = 0; t < T; t++) {
                     const int8_t* q = rows.q + t * rows.q_stride + 256 * b + 32 * j;
                     const size_t at = t * rows.scale_stride + 16 * b + 2 * j;
                     const float *a = rows.scale + at, *s16 = rows.sum16 + at;
@@ -301,12 +297,14 @@ LI_INLINE void direct_q6_k(const uint8_t* const (&data)[G], int32_t blocks, cons
                     __m256 v = _mm256_fmadd_ps(f0, broadcast(s16), offset[g][t]);
                     offset[g][t] = _mm256_fmadd_ps(f1, broadcast(s16 + 1), v);
                 }
+                forget_loads();
             }
         }
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
             const __m256 d = load_halves(block[g]->d), m = _mm256_mul_ps(d, _mm256_set1_ps(-32.0f));
-            for (int t = 0; t < count; t++)
+#pragma GCC unroll 4
+            for (int t = 0; t < T; t++)
                 acc[g][t] = _mm256_fmadd_ps(m, offset[g][t], _mm256_fmadd_ps(d, sum[g][t], acc[g][t]));
         }
     }
@@ -315,25 +313,22 @@ LI_INLINE void direct_q6_k(const uint8_t* const (&data)[G], int32_t blocks, cons
 // Each format's kernel under one name.
 template <class Format>
 struct Direct {
-    template <int G>
-    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const Rows& rows, int count,
-                       __m256 (*acc)[kDirectTokens]) {
-        direct_simple<Format, G>(data, cols / 32, rows, count, acc);
+    template <int G, int T>
+    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const Rows& rows, __m256 (*acc)[T]) {
+        direct_simple<Format, G, T>(data, cols / 32, rows, acc);
     }
 };
 template <class Format>
 struct DirectK {
-    template <int G>
-    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const Rows& rows, int count,
-                       __m256 (*acc)[kDirectTokens]) {
-        direct_k<Format, G>(data, cols / 256, rows, count, acc);
+    template <int G, int T>
+    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const Rows& rows, __m256 (*acc)[T]) {
+        direct_k<Format, G, T>(data, cols / 256, rows, acc);
     }
 };
 struct DirectQ6_K {
-    template <int G>
-    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const Rows& rows, int count,
-                       __m256 (*acc)[kDirectTokens]) {
-        direct_q6_k<G>(data, cols / 256, rows, count, acc);
+    template <int G, int T>
+    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const Rows& rows, __m256 (*acc)[T]) {
+        direct_q6_k<G, T>(data, cols / 256, rows, acc);
     }
 };
 
@@ -363,22 +358,26 @@ struct Output {
 // Groups `group`, `group + step`, ... (G of them) for `Tokens` tokens.
 template <class Kernel, int G, int Tokens>
 __attribute__((noinline)) void direct_groups(const Output& out, const Rows& rows, int group, int step) {
-    constexpr int count = Tokens;
     const uint8_t* data[G];
-    __m256 acc[G][kDirectTokens];
+    __m256 acc[G][Tokens];
+#pragma GCC unroll 4
     for (int g = 0; g < G; g++) {
         data[g] = out.w->data + static_cast<size_t>(group + g * step) * out.w->group_bytes;
-        for (int t = 0; t < count; t++)
+#pragma GCC unroll 6
+        for (int t = 0; t < Tokens; t++)
             acc[g][t] = _mm256_setzero_ps();
     }
-    Kernel::template run<G>(data, out.w->cols, rows, count, acc);
+    Kernel::template run<G, Tokens>(data, out.w->cols, rows, acc);
+#pragma GCC unroll 4
     for (int g = 0; g < G; g++)
-        for (int t = 0; t < count; t++)
+#pragma GCC unroll 6
+        for (int t = 0; t < Tokens; t++)
             Output::store(out, group + g * step, t, acc[g][t]);
 }
 
 template <class Kernel, int Tokens>
 void direct_range(const Output& out, const Rows& rows, int begin, int end) {
+    constexpr int kStreams = Tokens == 1 ? 4 : 2;
     const int step = (end - begin) / kStreams;
     for (int i = 0; i < step; i++)
         direct_groups<Kernel, kStreams, Tokens>(out, rows, begin + i, step);
@@ -428,7 +427,6 @@ struct PanelSimple {
         const auto* blocks = reinterpret_cast<const typename Format::Block*>(data) + first;
         for (int s = 0; s < subs; s++) {
             __m256i w[8];
-            prefetch(blocks[s]);
             Format::unpack(blocks[s], w);
             store_weights(w, panel.w[s], side);
             const __m256 d = load_halves(blocks[s].d);
@@ -453,7 +451,6 @@ struct PanelK {
 #pragma GCC unroll 1
         for (int j = 0; j < 8; j++) {
             __m256i w[8];
-            prefetch(block.sub[j]);
             Format::unpack(block, j, w);
             store_weights(w, panel.w[j], side);
             store_scale(KScales::scale_of(scales, j), panel.scale[j], side);
@@ -476,7 +473,6 @@ struct PanelQ6_K {
 #pragma GCC unroll 1
         for (int j = 0; j < 8; j++) {
             __m256i w[8];
-            prefetch(block.sub[j]);
             unpack_six(block.sub[j].low, block.sub[j].high, w);
             store_weights(w, panel.w[j], side);
             for (int g = 2 * j; g < 2 * j + 2; g++) {
@@ -506,16 +502,20 @@ void run_tiles(const Panel& panel, int subs, const Rows& rows, size_t first, flo
     for (int t = 0; t < rows.count; t += kTileTokens) {
         const int count = rows.count - t < kTileTokens ? rows.count - t : kTileTokens;
         const Rows tile = rows.from(t);
-        switch (kFixedTiles ? count : 0) {
-#define LI_CASE(n)                                                                                                     \
-    case n:                                                                                                            \
-        run_tile<Kernel, kFixedTiles ? n : 0>(panel, subs, tile, first, count, acc + t);                               \
-        break;
-            LI_CASE(1) LI_CASE(2) LI_CASE(3) LI_CASE(4) LI_CASE(5) LI_CASE(6) LI_CASE(7) LI_CASE(8)
-#undef LI_CASE
-        default:
+        if constexpr (!kFixedTiles)
             run_tile<Kernel, 0>(panel, subs, tile, first, count, acc + t);
-        }
+        else if (count == 6)
+            run_tile<Kernel, 6>(panel, subs, tile, first, count, acc + t);
+        else if (count == 5)
+            run_tile<Kernel, 5>(panel, subs, tile, first, count, acc + t);
+        else if (count == 4)
+            run_tile<Kernel, 4>(panel, subs, tile, first, count, acc + t);
+        else if (count == 3)
+            run_tile<Kernel, 3>(panel, subs, tile, first, count, acc + t);
+        else if (count == 2)
+            run_tile<Kernel, 2>(panel, subs, tile, first, count, acc + t);
+        else
+            run_tile<Kernel, 1>(panel, subs, tile, first, count, acc + t);
     }
 }
 
@@ -538,6 +538,97 @@ void panel_tokens(const Output& out, const Rows& rows, int begin, int end) {
         for (int t = 0; t < rows.count; t++)
             for (int side = 0; side < 1 + two; side++)
                 Output::store(out, group + side, t, _mm256_load_ps(acc[t] + 8 * side));
+    }
+}
+
+// ---- float weights: one fused multiply-add per weight, in ascending k
+
+struct SourceF32 {
+    using Element = float;
+    LI_INLINE __m256 read(const float* p) { return _mm256_loadu_ps(p); }
+};
+struct SourceF16 {
+    using Element = uint16_t;
+    LI_INLINE __m256 read(const uint16_t* p) { return load_halves(p); }
+};
+struct SourceBF16 {
+    using Element = uint16_t;
+    LI_INLINE __m256 read(const uint16_t* p) {
+        const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+    }
+};
+
+template <class Source>
+struct DirectFloat {
+    template <int G, int T>
+    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const Rows& rows, __m256 (*acc)[T]) {
+        for (int32_t k = 0; k < cols; k++) {
+            __m256 w[G];
+#pragma GCC unroll 4
+            for (int g = 0; g < G; g++)
+                w[g] = Source::read(reinterpret_cast<const typename Source::Element*>(data[g]) + 8 * static_cast<size_t>(k));
+#pragma GCC unroll 6
+            for (int t = 0; t < T; t++) {
+                const __m256 x = broadcast(rows.x + t * rows.x_stride + k);
+#pragma GCC unroll 4
+                for (int g = 0; g < G; g++)
+                    acc[g][t] = _mm256_fmadd_ps(w[g], x, acc[g][t]);
+            }
+        }
+    }
+};
+
+// Tiles of 16 rows x up to 6 tokens over all k; the weights of 16 rows stay in the second-level cache meanwhile.
+template <class Source, int G>
+void float_tile(const Output& out, const Rows& rows, int group) {
+    using Kernel = DirectFloat<Source>;
+    if (rows.count >= 6)
+        direct_groups<Kernel, G, 6>(out, rows, group, 1);
+    else if (rows.count == 5)
+        direct_groups<Kernel, G, 5>(out, rows, group, 1);
+    else if (rows.count == 4)
+        direct_groups<Kernel, G, 4>(out, rows, group, 1);
+    else if (rows.count == 3)
+        direct_groups<Kernel, G, 3>(out, rows, group, 1);
+    else if (rows.count == 2)
+        direct_groups<Kernel, G, 2>(out, rows, group, 1);
+    else
+        direct_groups<Kernel, G, 1>(out, rows, group, 1);
+}
+
+template <class Source>
+void float_tokens(const Output& out, const Rows& rows, int begin, int end) {
+    for (int group = begin; group < end; group += 2)
+        for (int t = 0; t < rows.count; t += kTileWidth) {
+            const Output to = {out.w, out.y + t * out.y_stride, out.y_stride, out.bias};
+            if (group + 1 < end)
+                float_tile<Source, 2>(to, rows.from(t), group);
+            else
+                float_tile<Source, 1>(to, rows.from(t), group);
+        }
+}
+
+// The other types: 8 rows x 256 k dequantized to floats for all tokens.
+inline void generic_tokens(const Output& out, const Rows& rows, int begin, int end) {
+    constexpr int32_t kPanel = 256; // a multiple of every block size
+    alignas(32) float panel[kPanel * 8], sums[kBlockTokens][8];
+    const uint8_t* data[1] = {reinterpret_cast<const uint8_t*>(panel)};
+    for (int group = begin; group < end; group++) {
+        std::memset(sums, 0, sizeof sums[0] * rows.count);
+        for (int32_t k = 0; k < out.w->cols; k += kPanel) {
+            const int32_t count = out.w->cols - k < kPanel ? out.w->cols - k : kPanel;
+            common_float_panel(*out.w, group, k, k + count, panel);
+            for (int t = 0; t < rows.count; t++) {
+                Rows tile = rows.from(t);
+                tile.x += k;
+                __m256 acc[1][1] = {{_mm256_load_ps(sums[t])}};
+                DirectFloat<SourceF32>::run<1, 1>(data, count, tile, acc);
+                _mm256_store_ps(sums[t], acc[0][0]);
+            }
+        }
+        for (int t = 0; t < rows.count; t++)
+            Output::store(out, group, t, _mm256_load_ps(sums[t]));
     }
 }
 
@@ -566,8 +657,14 @@ inline Kernels kernels_of(int32_t type) {
         return {direct_tokens<DirectK<FormatQ5_K>>, panel_tokens<PanelK<FormatQ5_K>>};
     case kQ6_K:
         return {direct_tokens<DirectQ6_K>, panel_tokens<PanelQ6_K>};
+    case kF32:
+        return {direct_tokens<DirectFloat<SourceF32>>, float_tokens<SourceF32>};
+    case kF16:
+        return {direct_tokens<DirectFloat<SourceF16>>, float_tokens<SourceF16>};
+    case kBF16:
+        return {direct_tokens<DirectFloat<SourceBF16>>, float_tokens<SourceBF16>};
     default:
-        return {nullptr, nullptr};
+        return {generic_tokens, generic_tokens};
     }
 }
 
@@ -587,31 +684,25 @@ inline void sum_offsets(const Rows& rows, int32_t groups, int32_t* offset) {
 inline void multiply(const PackedMatrix& w, const Activations& a, int tokens, int group_begin, int group_end, float* y,
                      size_t y_stride, const float* bias) {
     const Kernels kernels = kernels_of(w.type);
-    const int32_t groups16 = w.cols / 16;
+    const size_t groups16 = static_cast<size_t>(w.cols) / 16;
     const bool offsets = kOffsetWeights && w.type == kQ8_0;
-    if (!kernels.direct || (offsets && static_cast<size_t>(groups16) > kOffsetRoom))
+    if (offsets && groups16 > kOffsetRoom)
         return matmul_portable()->multiply(w, a, tokens, group_begin, group_end, y, y_stride, bias);
     int most = tokens <= kDirectTokens ? kDirectTokens : kBlockTokens;
     alignas(32) int32_t offset[kOffsetWeights ? kOffsetRoom : 1];
-    if (offsets && static_cast<size_t>(most) * groups16 > kOffsetRoom)
+    if (offsets && most * groups16 > kOffsetRoom)
         most = static_cast<int>(kOffsetRoom / groups16);
+    const Rows all = {tokens,         a.x,        a.q,        a.scale,        a.sum16,        a.sum32, nullptr,
+                      a.x_stride,     a.q_stride, a.scale_stride, a.sum32_stride, groups16};
     for (int first = 0; first < tokens; first += most) {
-        const size_t t = first;
-        Rows rows = {tokens - first < most ? tokens - first : most,
-                     a.q + t * a.q_stride,
-                     a.scale + t * a.scale_stride,
-                     a.sum16 + t * a.scale_stride,
-                     a.sum32 + t * a.sum32_stride,
-                     nullptr,
-                     a.q_stride,
-                     a.scale_stride,
-                     a.sum32_stride,
-                     static_cast<size_t>(groups16)};
+        Rows rows = all.from(first);
+        if (rows.count > most)
+            rows.count = most;
         if (offsets) {
-            sum_offsets(rows, groups16, offset);
+            sum_offsets(rows, static_cast<int32_t>(groups16), offset);
             rows.offset = offset;
         }
-        const Output out = {&w, y + t * y_stride, y_stride, bias};
+        const Output out = {&w, y + first * y_stride, y_stride, bias};
         (rows.count <= kDirectTokens ? kernels.direct : kernels.panel)(out, rows, group_begin, group_end);
     }
 }
