@@ -7,7 +7,7 @@ of tiny sizes in `tests/tiny_models.py`.
 if __name__ != "localinfer.models":
     raise ImportError(f"import this package as localinfer.models, not as {__name__}")
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -29,6 +29,9 @@ FAMILIES = {
     "smollm3": "smollm3",
 }
 
+# Read while recording, so that no op names them.
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
 
 def record(metadata: Mapping[str, Any], tensors: TensorSource, context: int = 0) -> Program:
     """Records the model that a file describes.
@@ -47,3 +50,18 @@ def record(metadata: Mapping[str, Any], tensors: TensorSource, context: int = 0)
         )
     family: RecordFamily = import_module(f"localinfer.models.{FAMILIES[architecture]}").record
     return family(ModelSource(architecture, metadata, tensors, context))
+
+
+def refuse_unused(program: Program, names: Iterable[str]) -> None:
+    """UnsupportedError if the file has tensors that the program does not read: it would answer, but wrongly.
+
+    `names` are all tensors of the file.
+    """
+    used = {w.name for op in program.ops for w in op.weights}.union(ROPE_TENSORS)
+    unused = [name for name in names if name not in used]
+    if unused:
+        architecture = program.metadata["architecture"]
+        raise UnsupportedError(
+            f"this {architecture} model has {len(unused)} tensors that are not supported: {', '.join(unused[:4])}",
+            "it may be a variant of the architecture; a newer version of localinfer may know it",
+        )

@@ -14,6 +14,7 @@ from localinfer.kernels.base import TensorSource
 from localinfer.kernels.program import Program
 
 REQUIRED: Any = object()  # a read without a default
+SMALLEST, LARGEST = 1e-30, 1e30  # no number of a model lies outside
 
 
 class RecordFamily(Protocol):
@@ -56,14 +57,19 @@ class ModelSource:
         return value
 
     def number(self, name: str, default: Any = REQUIRED) -> float:
-        """A finite number of at least 0."""
+        """0, or a positive number with which one can calculate without overflow."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise FormatError(f"metadata key {self.key(name)}: expected a finite number >= 0, found {value!r}")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not (value == 0 or SMALLEST <= value <= LARGEST)
+        ):
+            expected = f"expected 0 or a number from {SMALLEST:g} to {LARGEST:g}"
+            raise FormatError(f"metadata key {self.key(name)}: {expected}, found {value!r}")
         return float(value)
 
     def positive(self, name: str, default: Any = REQUIRED) -> float:
-        """A finite number greater than 0."""
+        """A number greater than 0."""
         value = self.number(name, default)
         if value == 0:
             raise FormatError(f"metadata key {self.key(name)}: expected a number > 0, found {value!r}")

@@ -10,7 +10,7 @@ from localinfer.kernels.program import Program
 from localinfer.models.base import ModelSource
 from localinfer.models.decoder import read_config, read_windows, record_decoder
 from localinfer.models.gemma2 import gemma_attention_scale, gemma_config
-from localinfer.models.rope import plain_rope, rotated_columns
+from localinfer.models.rope import plain_rope, read_base, rotated_columns
 
 LAYERS_27B = 62
 
@@ -18,9 +18,8 @@ LAYERS_27B = 62
 def record(source: ModelSource) -> Program:
     config = read_config(source, "halves")
     windows = read_windows(source, config.layers, period=6)
-    local = plain_rope(
-        source.positive("rope.freq_base_swa", 10000.0), rotated_columns(source, config.head_dim), "halves"
-    )
+    base = read_base(source, "rope.freq_base_swa", 10000.0)
+    local = plain_rope(base, rotated_columns(source, config.head_dim), "halves")
     config = replace(
         gemma_config(config),
         windows=windows,

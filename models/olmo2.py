@@ -15,7 +15,7 @@ from localinfer.models.rope import plain_rope, read_base, rotated_columns
 def record(source: ModelSource) -> Program:
     config = read_config(source, "halves")
     windows = read_windows(source, config.layers, period=4)
-    base = source.positive("rope.freq_base_swa", read_base(source))
+    base = read_base(source, "rope.freq_base_swa", read_base(source))
     local = plain_rope(base, rotated_columns(source, config.head_dim), "halves")
     config = replace(
         config,

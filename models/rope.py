@@ -59,8 +59,12 @@ def read_rope(source: ModelSource, head_dim: int, pairs: Pairs) -> RopeSpec:
     return RopeSpec(tuple(frequencies), magnitude, pairs)
 
 
-def read_base(source: ModelSource) -> float:
-    return source.positive("rope.freq_base", 10000.0)
+def read_base(source: ModelSource, name: str = "rope.freq_base", default: float = 10000.0) -> float:
+    """The number whose powers are the wave lengths."""
+    base = source.positive(name, default)
+    if base <= 1:
+        raise FormatError(f"metadata key {source.key(name)}: expected a number > 1, found {base!r}")
+    return base
 
 
 def rotated_columns(source: ModelSource, head_dim: int) -> int:

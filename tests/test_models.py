@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import subprocess
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -19,16 +21,16 @@ import torch
 
 import localinfer.models
 from fake_tensors import FakeTensors
-from localinfer.errors import FormatError, UnsupportedError
+from localinfer.errors import FormatError, LocalInferError, UnsupportedError
 from localinfer.formats.gguf import open_gguf
 from localinfer.kernels.base import Executable, KvType, LoadConfig, batch_of
-from localinfer.kernels.program import Attention, KvLayer, Linear, Program, Rope
+from localinfer.kernels.program import Attention, KvLayer, Linear, Program, Rope, Softcap
 from localinfer.kernels.reference.backend import ReferenceBackend
-from localinfer.models import FAMILIES, record
+from localinfer.models import FAMILIES, record, refuse_unused
 from tiny_models import TINY_MODELS, TinyModel, by_name, transformers_logits, write_gguf
 
 FIXTURES = Path(__file__).parent / "data" / "llama_cpp"
-TABLE = [5, 2, 7, 0, 4, 1, 6, 3]  # blocks in an order that would show a mix-up
+TABLE = [5, 4, 6, 0, 7, 1, 2, 3]  # blocks in an order that would show a mix-up
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -251,9 +253,14 @@ def test_each_number_must_be_there_and_make_sense(key: str, value: object) -> No
         ({"rope__dimension_count": 6}, FormatError, "even number <= the head size 4, found 6"),
         ({"rope__dimension_count": 3}, FormatError, "even number <= the head size 4, found 3"),
         ({"rope__freq_base": 0.0}, FormatError, "rope.freq_base: expected a number > 0"),
+        ({"rope__freq_base": 1.0}, FormatError, "rope.freq_base: expected a number > 1"),
         ({"rope__scaling__type": "ntk"}, UnsupportedError, "'ntk' is unknown"),
         ({"rope__scaling__type": 3}, FormatError, "expected a string, found 3"),
-        ({"rope__scaling__factor": float("inf")}, FormatError, "expected a finite number >= 0, found inf"),
+        (
+            {"rope__scaling__factor": float("inf")},
+            FormatError,
+            "expected 0 or a number from 1e-30 to 1e\\+30, found inf",
+        ),
         ({"rope__scaling__type": "longrope"}, FormatError, "rope_factors_short.weight is missing"),
         ({"attention__sliding_window": 4, "attention__sliding_window_pattern": [True] * 3}, FormatError, "1 values"),
     ],
@@ -261,6 +268,21 @@ def test_each_number_must_be_there_and_make_sense(key: str, value: object) -> No
 def test_contradictions_are_refused(changes: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         record(llama(**changes), FakeTensors(SHAPES))
+
+
+HOSTILE = (None, 0, -1, 1, 3, 2**31, 2**63, 5e-324, 1e-9, 1e308, math.nan, math.inf, "", "x", [], [1], [None], {}, True)
+
+
+@pytest.mark.parametrize("tiny", **names(TINY_MODELS))
+def test_no_value_of_a_key_does_worse_than_an_error(tiny: TinyModel, file_of: Callable[[TinyModel], Path]) -> None:
+    file = open_gguf(file_of(tiny))
+    record(file.metadata, file)
+    keys = [key for key in file.metadata if not key.startswith(("general.", "tokenizer."))]
+    more = ("attention.scale", "rope.scaling.attn_factor", "rope.scaling.finetuned", "attention.sliding_window_pattern")
+    for key in keys + [f"{tiny.architecture}.{name}" for name in more]:
+        for value in HOSTILE:
+            with suppress(LocalInferError):
+                record({**file.metadata, key: value}, file)
 
 
 @pytest.mark.parametrize("factors", [[1.0], [1.0, 0.0], [1.0, float("nan")], [float("inf"), 1.0]])
@@ -275,6 +297,15 @@ def test_an_unknown_architecture_is_told_which_are_known() -> None:
     assert "gemma2, gemma3, granite, llama, olmo2, phi3, qwen2, qwen3, smollm3" in error.value.hint
     with pytest.raises(FormatError, match=r"general\.architecture"):
         record({}, FakeTensors({}))
+
+
+def test_tensors_that_nothing_reads_are_refused(file_of: Callable[[TinyModel], Path]) -> None:
+    for tiny in TINY_MODELS:
+        file = open_gguf(file_of(tiny))
+        refuse_unused(record(file.metadata, file), file.tensors)
+    shapes = SHAPES | {"blk.0.attn_sinks.weight": (2,), "rope_freqs.weight": (2,)}
+    with pytest.raises(UnsupportedError, match=r"1 tensors that are not supported: blk\.0\.attn_sinks\.weight"):
+        refuse_unused(record(llama(), FakeTensors(SHAPES)), shapes)
 
 
 def test_a_list_with_equal_values_per_layer_is_one_value() -> None:
@@ -301,16 +332,27 @@ def test_fused_q_k_v_are_slices_in_any_family() -> None:
     assert len(fused.ops) == len(split.ops)
 
 
+def small(
+    architecture: str, layers: int, other: Mapping[str, tuple[int, ...]] | None = None, **changes: Any
+) -> Program:
+    """A small model of another architecture, recorded from names and shapes; `other` shapes replace SHAPES'."""
+    metadata = {key.replace("llama", architecture): value for key, value in llama(block_count=layers).items()}
+    metadata |= {"general.architecture": architecture}
+    metadata |= {f"{architecture}.{key.replace('__', '.')}": value for key, value in changes.items()}
+    shapes = {
+        name.replace("blk.0", f"blk.{i}"): shape
+        for name, shape in (SHAPES | (other or {})).items()
+        for i in range(layers)
+    }
+    for i in range(layers):
+        shapes |= {f"blk.{i}.post_attention_norm.weight": (8,), f"blk.{i}.post_ffw_norm.weight": (8,)}
+        shapes |= {f"blk.{i}.attn_q_norm.weight": (4,), f"blk.{i}.attn_k_norm.weight": (4,)}
+    return record(metadata, FakeTensors(shapes))
+
+
 def test_windows_follow_the_pattern_of_the_file_or_of_the_family() -> None:
     def windows(architecture: str, layers: int, **changes: Any) -> list[int]:
-        metadata = {key.replace("llama", architecture): value for key, value in llama(block_count=layers).items()}
-        metadata |= {"general.architecture": architecture}
-        metadata |= {f"{architecture}.attention.{key}": value for key, value in changes.items()}
-        shapes = {name.replace("blk.0", f"blk.{i}"): shape for name, shape in SHAPES.items() for i in range(layers)}
-        for i in range(layers):
-            shapes |= {f"blk.{i}.post_attention_norm.weight": (8,), f"blk.{i}.post_ffw_norm.weight": (8,)}
-            shapes |= {f"blk.{i}.attn_q_norm.weight": (4,), f"blk.{i}.attn_k_norm.weight": (4,)}
-        program = record(metadata, FakeTensors(shapes))
+        program = small(architecture, layers, **{f"attention__{key}": value for key, value in changes.items()})
         assert [op.window for op in program.ops if isinstance(op, Attention)] == [k.window for k in program.kv]
         return [layer.window for layer in program.kv]
 
@@ -321,3 +363,26 @@ def test_windows_follow_the_pattern_of_the_file_or_of_the_family() -> None:
     assert windows("gemma3", 3, sliding_window=512, sliding_window_pattern=2) == [512, 0, 512]
     assert windows("gemma3", 3, sliding_window=512, sliding_window_pattern=[False, True, True]) == [0, 512, 512]
     assert windows("gemma3", 2) == [0, 0]
+
+
+def test_what_gemma_files_leave_out() -> None:
+    """Early files lack the local rope base and the caps; none states the 27B models' attention scale."""
+    program = small("gemma3", 7, attention__sliding_window=8, rope__freq_base=1e6)
+    ropes = [op.rope for op in program.ops if isinstance(op, Rope)]  # q and k of each layer
+    assert ropes[0].inverse_frequencies == pytest.approx((1.0, 10000.0**-0.5))
+    assert ropes[2 * 5].inverse_frequencies == pytest.approx((1.0, 1e6**-0.5))
+    ops = small("gemma2", 1).ops
+    assert [op.softcap for op in ops if isinstance(op, Attention)] == [50.0]
+    assert [op.cap for op in ops if isinstance(op, Softcap)] == [30.0]
+
+
+@pytest.mark.parametrize(("architecture", "layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_gemma_27b_scales_attention_by_width_over_heads(architecture: str, layers: int) -> None:
+    shapes = {"blk.0.attn_q.weight": (4, 8), "blk.0.attn_output.weight": (8, 4)}  # one head of 4 columns, width 8
+    sizes = {"attention__head_count": 1, "attention__key_length": 4, "attention__value_length": 4}
+
+    def scales(layers: int) -> set[float]:
+        return {op.scale for op in small(architecture, layers, shapes, **sizes).ops if isinstance(op, Attention)}
+
+    assert scales(layers - 1) == {1 / math.sqrt(4)}
+    assert scales(layers) == {1 / math.sqrt(8)}
