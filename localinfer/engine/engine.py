@@ -7,7 +7,6 @@ import os
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -86,11 +85,10 @@ class Engine:
         vocab_size: int,
         *,
         end_ids: Tokens[int] = (),
-        text_decoder: Callable[[], TextDecoder] | None = None,
         prefix_cache: bool = True,
         chunk: int = 0,
     ) -> None:
-        """`end_ids` are the tokens that the model ends an answer with; without `text_decoder` outputs have no text."""
+        """`end_ids` are the tokens that the model ends an answer with; `chunk` is as in Scheduler."""
         self.config = config
         self.vocab_size = vocab_size
         self.kv = BlockManager(config.kv_blocks, config.block_size, share=prefix_cache)
@@ -102,7 +100,6 @@ class Engine:
         self._executable = executable
         self._sampler = Sampler(vocab_size)
         self._end_ids = frozenset(end_ids)
-        self._text_decoder = text_decoder
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
         self._aborted: deque[int] = deque()
@@ -112,18 +109,23 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    def add_request(self, prompt: Tokens[int], params: SamplingParams) -> Request:
-        """Queues a prompt of token ids. ContextLengthError if it cannot be answered in the context."""
+    def add_request(self, prompt: Tokens[int], params: SamplingParams, decoder: TextDecoder | None = None) -> Request:
+        """Queues a prompt of token ids. ContextLengthError if it cannot be answered in the context.
+
+        Without a decoder its outputs have no text, and stop texts cannot be found.
+        """
         self._check_prompt(prompt, params)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
         self._check_ids("stop_token_ids", params.stop_token_ids)
+        if params.stop and decoder is None:
+            raise LocalInferError("stop texts need a decoder, or use stop_token_ids")
         sequence = Sequence.of_prompt(next(self._ids), prompt)
         request = Request(
             id=sequence.id,
             params=params,
             seed=int.from_bytes(os.urandom(6), "little") if params.seed is None else params.seed,
             sequence=sequence,
-            decoder=self._text_decoder() if self._text_decoder else None,
+            decoder=decoder,
             stops=StopMatcher(params.stop),
             arrived=time.perf_counter(),
             stop_ids=stop_ids,

@@ -1,0 +1,337 @@
+"""The Python API: load a model once, then generate, stream and chat.
+
+from localinfer import LLM
+
+with LLM("smollm2:135m") as llm:
+    for chunk in llm.chat([{"role": "user", "content": "Hello!"}], stream=True):
+        print(chunk.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, overload
+from weakref import WeakValueDictionary
+
+from localinfer.engine.engine import FinishReason, Output, Request
+from localinfer.engine.load import chat_defaults, load
+from localinfer.engine.plan import CHUNK, Plan, Wishes
+from localinfer.engine.sampling import SamplingParams
+from localinfer.errors import LocalInferError, UnsupportedError
+from localinfer.formats.gguf import open_gguf
+from localinfer.hub.store import resolve
+from localinfer.kernels.base import KvType, Progress
+from localinfer.text.chat_template import ChatTemplate, encode_chat, template_for
+from localinfer.text.detokenizer import Detokenizer
+from localinfer.text.tokenizer import load_tokenizer
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """An answer and how it came about.
+
+    `tokens` are the tokens drawn, the one that ended the answer included; `text` is without it. `finish_reason` is
+    "stop" (the model ended, or a stop text or token came), "length" (max_tokens, or the context is full) or
+    "cancelled"; `finish_detail` says which, in words. `cached_tokens` of the prompt were not computed again. `seed`
+    gives the same answer again. `logprobs` has one number per token, if asked for.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    finish_detail: str
+    prompt_tokens: int
+    cached_tokens: int
+    queue_seconds: float
+    prefill_seconds: float  # from the first step to the first token
+    decode_seconds: float  # from the first token to the last
+    seed: int
+    logprobs: tuple[float, ...] | None
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Tokens after the first, by the time they took; 0 if there are none."""
+        return (len(self.tokens) - 1) / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens that were computed, by the time until the first token; 0 if there was none."""
+        return (self.prompt_tokens - self.cached_tokens) / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class TextChunk:
+    """A piece of an answer: the text that is certain by now, and the tokens drawn since the last piece."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None  # of the last piece
+
+
+class TextStream(Iterator[TextChunk]):
+    """The pieces of one answer as they come; the model runs while the next one is asked for.
+
+    `cancel` may be called from any thread or a signal handler: the answer then ends within one step, with
+    "cancelled". Leaving a `with` block, or dropping the stream, ends it too.
+    """
+
+    def __init__(self, llm: LLM, request: Request) -> None:
+        self._llm = llm
+        self._request = request
+        self._outputs: deque[Output] = deque()
+        self._texts: list[str] = []
+        self._over = False
+
+    def __next__(self) -> TextChunk:
+        while not self._over:
+            while not self._outputs:
+                self._llm._step()
+            text, tokens, reason = "", [], None
+            while self._outputs and reason is None:
+                output = self._outputs.popleft()
+                text += output.text
+                tokens += [] if output.token is None else [output.token]
+                reason = output.finish_reason
+            self._texts.append(text)
+            self._over = reason is not None
+            if self._request.error is not None:
+                raise self._request.error
+            if text or reason:
+                return TextChunk(text, tuple(tokens), reason)
+        raise StopIteration
+
+    @property
+    def completion(self) -> Completion:
+        """The whole answer, once the stream is exhausted."""
+        request = self._request
+        if request.finish_reason is None or not self._over:
+            raise LocalInferError("the answer is not complete yet", "read the stream to its end first")
+        started = request.first_step or time.perf_counter()
+        return Completion(
+            text="".join(self._texts),
+            tokens=tuple(request.generated),
+            finish_reason=request.finish_reason,
+            finish_detail=request.finish_detail,
+            prompt_tokens=request.sequence.prompt_length,
+            cached_tokens=request.sequence.cached or 0,
+            queue_seconds=started - request.arrived,
+            prefill_seconds=max(0.0, request.first_token - started),
+            decode_seconds=request.last_token - request.first_token,
+            seed=request.seed,
+            logprobs=tuple(request.logprobs) if request.params.logprobs else None,
+        )
+
+    def cancel(self) -> None:
+        self._llm._engine.abort(self._request.id)
+
+    def close(self) -> None:
+        """Ends the answer if it is not over."""
+        if self._request.finish_reason is None and not self._llm.closed:
+            self.cancel()
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class LLM:
+    """A loaded model. One thread uses it at a time; `TextStream.cancel` may come from another.
+
+    Sampling parameters are given as a SamplingParams, by name, or both (names win): `generate` and `stream` are
+    greedy by default, `chat` starts from `chat_defaults`.
+
+    path            the model file; `name` is what it was asked for by
+    context         tokens that prompt and answer may take together
+    backend         the name of the backend that runs it
+    plan            what memory it takes
+    metadata        the file's key-value pairs
+    chat_defaults   the sampling parameters of `chat`
+    notes           what a person should know about how it was loaded
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        context: int | None = None,
+        threads: int = 0,
+        backend: str = "auto",
+        kv_type: KvType | tuple[KvType, KvType] = "f16",
+        max_sequences: int = 1,
+        chunk: int = CHUNK,
+        prefix_cache: bool = True,
+        chat_template: str | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Loads a model file, or an installed model by name.
+
+        `context` None takes what model and memory allow (engine/plan.py); `threads` 0 takes one per physical core;
+        `kv_type` is the type of the cached keys and values, or one for each; at most `max_sequences` answers are
+        computed at the same time; prompts are processed in pieces of `chunk` tokens; `chat_template` is jinja2 source
+        to use instead of the file's. `progress` is called with bytes done and bytes in all.
+
+        Raises FormatError, UnsupportedError or MemoryPlanError, before much is read.
+        """
+        self.closed = True
+        self.path = resolve(model)
+        self.name = os.fspath(model)
+        kv_type_k, kv_type_v = kv_type if isinstance(kv_type, tuple) else (kv_type, kv_type)
+        wishes = Wishes(context, kv_type_k, kv_type_v, threads, max_sequences, chunk)
+        self._file = open_gguf(self.path)
+        self.metadata = self._file.metadata
+        self.tokenizer = load_tokenizer(self.metadata)
+        self.chat_defaults = chat_defaults(self.metadata)
+        self.chat_template = _template(self.metadata, chat_template)
+        loaded = load(self._file, self.tokenizer, wishes, backend=backend, prefix_cache=prefix_cache, progress=progress)
+        self._engine = loaded.engine
+        self.plan: Plan = loaded.plan
+        self.notes = loaded.notes
+        self.context = loaded.plan.config.context
+        self.backend = loaded.plan.backend
+        self._streams: WeakValueDictionary[int, TextStream] = WeakValueDictionary()  # dropped ones end
+        self.closed = False
+
+    def generate(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **sampling: Any
+    ) -> Completion:
+        """Continues a text (or token ids) and returns when the answer is complete.
+
+        Special tokens are not looked for in the text; BOS is put in front where the model wants it.
+        """
+        return _finished(self.stream(prompt, params, **sampling))
+
+    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None, **sampling: Any) -> TextStream:
+        """Like `generate`, piece by piece. A prompt that does not fit the context is a ContextLengthError at once."""
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else prompt
+        chosen = (params or SamplingParams()).changed(**sampling)
+        return self._start(ids, chosen, self.tokenizer.detokenizer(skip_special=True, strip_prefix=False))
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+        template_variables: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> Completion: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[True],
+        template_variables: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> TextStream: ...
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        template_variables: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> Completion | TextStream:
+        """Answers messages (`{"role": ..., "content": ...}`), written in the form that the model was trained on.
+
+        What earlier turns computed is not computed again. Special tokens in message contents are plain text.
+        `template_variables` reach the chat template (`enable_thinking`, ...). UnsupportedError if the model has no
+        chat template.
+        """
+        ids = self.chat_tokens(messages, template_variables)
+        chosen = (params or self.chat_defaults).changed(**sampling)
+        answer = self._start(ids, chosen, self.tokenizer.detokenizer(skip_special=True))
+        return answer if stream else _finished(answer)
+
+    def chat_tokens(
+        self, messages: Sequence[Message], template_variables: Mapping[str, Any] | None = None
+    ) -> array[int]:
+        """The prompt that `chat` gives to the model for these messages."""
+        if self.chat_template is None:
+            raise UnsupportedError(
+                f"{self.name} has no chat template: it is not made for conversations",
+                "use generate() or stream() to continue a text, or give a chat_template",
+            )
+        return encode_chat(self.tokenizer, self.chat_template.render_parts(messages, **(template_variables or {})))
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> array[int]:
+        """Token ids of a text; see Tokenizer.encode."""
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
+        """The text of token ids."""
+        return self.tokenizer.decode(tokens, skip_special=skip_special)
+
+    def cancel(self) -> None:
+        """Ends every answer that is under way. May be called from any thread, and from a signal handler."""
+        for stream in self._streams.values():
+            stream.cancel()
+
+    def close(self) -> None:
+        """Gives the memory back; nothing can be asked afterwards."""
+        if not self.closed:
+            self.closed = True
+            self._engine.close()
+            self._file.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, ids: Sequence[int], params: SamplingParams, decoder: Detokenizer) -> TextStream:
+        self._check_open()
+        request = self._engine.add_request(ids, params, decoder)
+        stream = TextStream(self, request)
+        self._streams[request.id] = stream
+        return stream
+
+    def _step(self) -> None:
+        """One step of the engine, its outputs handed to the streams that wait for them."""
+        self._check_open()
+        for output in self._engine.step():
+            stream = self._streams.get(output.request.id)
+            if stream is not None:
+                stream._outputs.append(output)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise LocalInferError("the model is closed", "load it again: LLM(...)")
+
+
+def _finished(stream: TextStream) -> Completion:
+    with stream:
+        for _ in stream:
+            pass
+    return stream.completion
+
+
+def _template(metadata: Mapping[str, Any], source: str | None) -> ChatTemplate | None:
+    own = template_for(metadata)
+    if source is None:
+        return own
+    tokens = (own.bos_token, own.eos_token) if own else ("", "")
+    return ChatTemplate(source, *tokens)

@@ -1,0 +1,112 @@
+"""From a model file to a running engine: open it, choose a backend, plan, load."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from localinfer.engine.engine import Engine
+from localinfer.engine.plan import Plan, Wishes, make_plan
+from localinfer.engine.sampling import SamplingParams
+from localinfer.errors import UnsupportedError
+from localinfer.formats.gguf import GGUFFile
+from localinfer.kernels import BACKENDS
+from localinfer.kernels import backend as find_backend
+from localinfer.kernels.base import Backend, Progress
+from localinfer.text.tokenizer import Tokenizer
+
+# What a chat samples with unless the model file or the caller says otherwise.
+CHAT_DEFAULTS = SamplingParams(temperature=0.7, top_p=0.95)
+
+# general.sampling.NAME in a file -> the parameter, and its kind
+_SAMPLING_KEYS = {
+    "temp": ("temperature", float),
+    "top_k": ("top_k", int),
+    "top_p": ("top_p", float),
+    "min_p": ("min_p", float),
+    "penalty_repeat": ("repetition_penalty", float),
+    "penalty_last_n": ("penalty_window", int),
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An engine with the plan it was loaded by. `notes` are what a person should be told."""
+
+    engine: Engine
+    plan: Plan
+    notes: tuple[str, ...]
+
+
+def choose_backend(name: str = "auto") -> tuple[Backend, str]:
+    """The backend of that name, and a note if it is not the one a person would expect.
+
+    "auto" is the CPU backend if it is usable, else the reference. UnsupportedError says why one is not usable.
+    """
+    if name != "auto":
+        backend = find_backend(name)
+        availability = backend.availability()
+        if not availability.usable:
+            raise UnsupportedError(
+                f"the backend {name} is not usable here: {availability.reason}", "`localinfer doctor` tells more"
+            )
+        return backend, ""
+    reasons: list[str] = []
+    for candidate in ("cpu", *sorted(set(BACKENDS) - {"cpu"})):
+        backend = find_backend(candidate)
+        availability = backend.availability()
+        if availability.usable:
+            return backend, f"using the {candidate} backend: {'; '.join(reasons)}" if reasons else ""
+        reasons.append(f"{candidate} is not usable ({availability.reason})")
+    raise UnsupportedError(f"no backend is usable here: {'; '.join(reasons)}", "`localinfer doctor` tells more")
+
+
+def load(
+    file: GGUFFile,
+    tokenizer: Tokenizer,
+    wishes: Wishes,
+    *,
+    backend: str = "auto",
+    prefix_cache: bool = True,
+    progress: Progress | None = None,
+) -> Loaded:
+    """Plans, reserves and loads. Notes also go to standard error. MemoryPlanError if it does not fit."""
+    chosen, note = choose_backend(backend)
+    notes = [note, *tokenizer.notes]
+    plan = make_plan(file, chosen, wishes)
+    if plan.config.context > plan.program.context_length:
+        notes.append(
+            f"a context of {plan.config.context} tokens is more than the {plan.program.context_length} "
+            "that the model was made for"
+        )
+    notes = [note for note in notes if note]
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    executable = chosen.load(plan.program, file, plan.config, progress)
+    engine = Engine(
+        executable,
+        plan.config,
+        plan.program.vocab_size,
+        end_ids=sorted(tokenizer.stop_ids),
+        prefix_cache=prefix_cache,
+    )
+    return Loaded(engine, plan, tuple(notes))
+
+
+def chat_defaults(metadata: Mapping[str, Any]) -> SamplingParams:
+    """CHAT_DEFAULTS, or what the file recommends (`general.sampling.…`): if it names any, all others are off."""
+    found: dict[str, Any] = {}
+    for key, (name, kind) in _SAMPLING_KEYS.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[name] = kind(value)
+    if not found:
+        return CHAT_DEFAULTS
+    # Files follow llama.cpp: a window of -1 is everything and of 0 nothing, top_k below 1 is off.
+    if found.get("penalty_window") == 0:
+        found["repetition_penalty"] = 1.0
+    for name in {"penalty_window", "top_k"} & set(found):
+        found[name] = max(0, found[name])
+    return SamplingParams(temperature=CHAT_DEFAULTS.temperature).changed(**found)

@@ -1,0 +1,150 @@
+"""The memory plan: what a model will take, made before anything is loaded and compared with what is free.
+
+The default context is the model's own, but at most DEFAULT_CONTEXT, and less if memory is short: the largest multiple
+of CONTEXT_STEP that fits. A context that was asked for is never changed: it fits, or it is refused with the cheapest
+changes that would fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from localinfer.engine.memory import free_memory, resident
+from localinfer.errors import LocalInferError, MemoryPlanError
+from localinfer.formats.gguf import GGUFFile
+from localinfer.kernels.base import Backend, KvType, LoadConfig
+from localinfer.kernels.host.sampler import sampler_bytes
+from localinfer.kernels.program import Program
+from localinfer.models import record
+
+DEFAULT_CONTEXT = 8192
+CONTEXT_STEP = 256
+BLOCK_SIZE = 16
+CHUNK = 512  # tokens of a prompt in one step
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What was asked for. `context` None leaves it to the plan; `chunk` is the number of prompt tokens in one step."""
+
+    context: int | None = None
+    kv_type_k: KvType = "f16"
+    kv_type_v: KvType = "f16"
+    threads: int = 0
+    max_sequences: int = 1
+    chunk: int = CHUNK
+    block_size: int = BLOCK_SIZE
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What loading takes, in bytes by purpose, beside `free` bytes that may still be taken.
+
+    "process" is what the process held when the plan was made, tokenizer included; all parts together are the expected
+    peak of its resident memory.
+    """
+
+    program: Program
+    backend: str
+    config: LoadConfig
+    parts: dict[str, int]
+    free: int
+    reason: str  # why the context is what it is
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def needed(self) -> int:
+        """What is not held yet."""
+        return self.total - self.parts["process"]
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.free
+
+    def __str__(self) -> str:
+        rows = [f"{name:12} {size / 2**20:10.1f} MiB" for name, size in self.parts.items()]
+        rows.append(f"{'total':12} {self.total / 2**20:10.1f} MiB, {self.free / 2**20:.1f} MiB are free")
+        rows.append(f"context      {self.config.context} tokens ({self.reason})")
+        return "\n".join(rows)
+
+
+def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes) -> Plan:
+    """The plan for a model file. MemoryPlanError if what was asked for does not fit what is free."""
+    if wishes.context is not None and wishes.context < 2:
+        raise LocalInferError(f"the context is {wishes.context}, but must be at least 2 tokens")
+    for name in ("max_sequences", "chunk"):
+        if getattr(wishes, name) < 1:
+            raise LocalInferError(f"{name} is {getattr(wishes, name)}, but must be at least 1")
+    process, free = resident(), free_memory()
+
+    def plan_for(wishes: Wishes, context: int, reason: str = "as asked for") -> Plan:
+        program = record(file.metadata, file, context)
+        config = load_config(wishes, context)
+        parts = {"process": process, **backend.plan(program, file, config).parts}
+        parts["sampler"] = sampler_bytes(program.vocab_size)
+        return Plan(program, backend.name, config, parts, free, reason)
+
+    if wishes.context is not None:
+        plan = plan_for(wishes, wishes.context)
+        if not plan.fits:
+            raise _refusal(plan, wishes, plan_for)
+        return plan
+    own = file.metadata.get_int(f"{file.metadata.get_str('general.architecture')}.context_length", minimum=2)
+    default = min(own, DEFAULT_CONTEXT)
+    reason = "all that the model was made for" if own <= DEFAULT_CONTEXT else f"by default; the model goes to {own}"
+    plan = plan_for(wishes, default, reason)
+    if plan.fits:
+        return plan
+    context = _largest_context(lambda context: plan_for(wishes, context), default)
+    if context == 0:
+        raise _refusal(plan, wishes, plan_for)
+    return plan_for(wishes, context, "what fits the memory that is free")
+
+
+def load_config(wishes: Wishes, context: int) -> LoadConfig:
+    """The sizes to reserve: a pool that holds a whole context for every sequence, and no more."""
+    return LoadConfig(
+        max_tokens=max(min(wishes.chunk, context), wishes.max_sequences),
+        max_rows=wishes.max_sequences,
+        max_sequences=wishes.max_sequences,
+        context=context,
+        kv_blocks=wishes.max_sequences * -(-context // wishes.block_size),
+        block_size=wishes.block_size,
+        kv_type_k=wishes.kv_type_k,
+        kv_type_v=wishes.kv_type_v,
+        threads=wishes.threads,
+    )
+
+
+def _largest_context(plan_for: Callable[[int], Plan], below: int) -> int:
+    """The largest multiple of CONTEXT_STEP below `below` that fits; 0 if none does."""
+    low, high = 0, -(-below // CONTEXT_STEP)  # low fits (or is 0), high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if plan_for(middle * CONTEXT_STEP).fits:
+            low = middle
+        else:
+            high = middle
+    return low * CONTEXT_STEP
+
+
+def _refusal(plan: Plan, wishes: Wishes, plan_for: Callable[[Wishes, int], Plan]) -> MemoryPlanError:
+    """Says what is missing, and which smallest changes would fit."""
+    context, changes = plan.config.context, []
+    if (wishes.kv_type_k, wishes.kv_type_v) != ("int8", "int8"):
+        smaller = replace(wishes, kv_type_k="int8", kv_type_v="int8")
+        if plan_for(smaller, context).fits:
+            changes.append("keys and values as int8 (kv_type int8)")
+    if fitting := _largest_context(lambda context: plan_for(wishes, context), context):
+        changes.append(f"a context of {fitting} tokens")
+    hint = f"what would fit: {', or '.join(changes)}" if changes else "use a smaller model, or close other programs"
+    parts = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in plan.parts.items() if name != "process")
+    return MemoryPlanError(
+        f"the model needs {plan.needed / 2**20:.0f} MiB with a context of {context} tokens ({parts}), "
+        f"but {plan.free / 2**20:.0f} MiB are free",
+        hint,
+    )
