@@ -17,7 +17,7 @@ def command(
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="Prompt lengths to prefill, in tokens.")] = "512",
     decode: Annotated[str, typer.Option("--decode", "-n", help="Answer lengths to decode, in tokens.")] = "128",
     depth: Annotated[str, typer.Option("--depth", "-d", help="Tokens that are in the context before.")] = "0",
-    rounds: Annotated[int, typer.Option("--rounds", "-r", help="How often each case is measured.", min=1)] = 5,
+    rounds: Annotated[int, typer.Option("--rounds", "-r", help="How often each case is measured.")] = 5,
     threads: Threads = 0,
     backend: Backend = "auto",
     kv_type: KvType = "f16",
@@ -27,6 +27,8 @@ def command(
 
     Prefill and decode of random tokens, at several lengths and depths if asked: --depth 0,4096.
     """
+    if rounds < 1:
+        raise typer.BadParameter(f"--rounds is {rounds}, but must be at least 1")
     report = bench(
         model,
         prompts=_lengths("--prompt", prompt),

@@ -48,13 +48,18 @@ def _execute(arguments: list[str]) -> int:
     import typer
 
     from localinfer.cli.output import error
+    from localinfer.cli.quick import skip_needless_checks
     from localinfer.errors import LocalInferError
 
     # The base of all complaints about a command line; newer versions of Typer have it under no public name.
     usage_error: type[Any] = typer.BadParameter.__bases__[0]
-    app = build_app(arguments[0] if arguments else "")
+    wanted = arguments[0] if arguments else ""
+    command: Any = typer.main.get_command(build_app(wanted))
+    skip_needless_checks(command)
+    if wanted in COMMANDS:
+        skip_needless_checks(command.commands[wanted], import_module(COMMANDS[wanted]).command)
     try:
-        return app(arguments, prog_name="localinfer", standalone_mode=False) or 0
+        return command.main(arguments, prog_name="localinfer", standalone_mode=False) or 0
     except LocalInferError as problem:
         error(problem.message, problem.hint)
         return problem.exit_code
