@@ -96,6 +96,12 @@ class ModelSource:
             raise FormatError(f"metadata key {self.key(name)}: expected {layers} values, found {len(value)}")
         return [bool(v) for v in value]
 
+    def check_tokens(self, rows: int) -> None:
+        """FormatError if the tokenizer has ids beyond the `rows` of the embedding table; fewer are fine (padding)."""
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        if _is_list(tokens) and len(tokens) > rows:
+            raise FormatError(f"the tokenizer has {len(tokens)} tokens, but tensor token_embd.weight only {rows} rows")
+
     def factors(self, name: str, size: int) -> list[float] | None:
         """The values of a small float tensor that recording needs (rope factors), or None if the file has none."""
         if not self.tensors.has_tensor(name):

@@ -108,12 +108,15 @@ def record_decoder(source: ModelSource, config: DecoderConfig) -> Program:
     """Records the model. FormatError if a weight is missing or its shape contradicts the config."""
     r = Recorder(source.tensors)
     table = r.table("token_embd.weight", config.width)
+    source.check_tokens(table.rows)
     x = r.embed("embedding", table, config.embedding_scale)
     for i in range(config.layers):
         x = _attention(r, config, i, x)
         x = _feed_forward(r, config, i, x)
     x = r.rms_norm("normed", x, r.vector("output_norm.weight", config.width), config.norm_eps)
-    head = r.table("output.weight", config.width) if source.tensors.has_tensor("output.weight") else table
+    head = table
+    if source.tensors.has_tensor("output.weight"):
+        head = r.matrix("output.weight", table.rows, config.width)
     (x,) = r.linear(("logits",), x, (head,), (r.optional_vector("output.bias", head.rows),))
     if config.logit_scale != 1.0:
         x = r.scale("scaled_logits", x, config.logit_scale)

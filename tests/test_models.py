@@ -313,12 +313,15 @@ def test_a_list_with_equal_values_per_layer_is_one_value() -> None:
     assert program.kv == (KvLayer(1, 4),)
 
 
-def test_the_vocabulary_is_as_large_as_the_tables_and_may_be_padded() -> None:
-    program = record(llama(vocab_size=17), FakeTensors(SHAPES))
-    assert program.vocab_size == 20
-    program = record(llama(), FakeTensors(SHAPES | {"output.weight": (24, 8)}))
-    assert program.vocab_size == 24
-    assert program.ops[-1].weights[0].name == "output.weight"
+def test_the_vocabulary_is_as_large_as_the_tables_which_may_be_padded() -> None:
+    tokens = {"tokenizer.ggml.tokens": ["x"] * 17}
+    assert record(llama(vocab_size=17) | tokens, FakeTensors(SHAPES)).vocab_size == 20
+    program = record(llama(), FakeTensors(SHAPES | {"output.weight": (20, 8)}))
+    assert [w.name for w in program.ops[-1].weights] == ["output.weight"]
+    with pytest.raises(FormatError, match=r"output\.weight: expected shape \(20, 8\), found \(24, 8\)"):
+        record(llama(), FakeTensors(SHAPES | {"output.weight": (24, 8)}))
+    with pytest.raises(FormatError, match="the tokenizer has 21 tokens, but .* only 20 rows"):
+        record(llama() | {"tokenizer.ggml.tokens": ["x"] * 21}, FakeTensors(SHAPES))
 
 
 def test_fused_q_k_v_are_slices_in_any_family() -> None:
