@@ -13,19 +13,24 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf.quants import dequantize
 
+from localinfer.kernels.cpu.codebooks import install_codebooks
 from localinfer.kernels.native_library import open_library
+from localinfer.kernels.reference.dequantize import DEQUANTIZERS
+from localinfer.kernels.reference.dequantize import dequantize as reference_dequantize
 from localinfer.kernels.types import TYPES
 
 Array = np.ndarray[Any, Any]
 
 LIBRARY = open_library("localinfer.kernels.cpu._cpu")
 LIBRARY.li_matmul_group_bytes.restype = ctypes.c_size_t
+install_codebooks(LIBRARY, TYPES)
 ISAS = [isa for isa in ("portable", "avx2", "avx512vnni") if LIBRARY.li_matmul_has(isa.encode())]
 
 INTEGER_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 FLOAT_TYPES = ("F32", "F16", "BF16")
+GENERIC_TYPES = tuple(name for name in DEQUANTIZERS if name not in INTEGER_TYPES + FLOAT_TYPES)
+ALL_TYPES = INTEGER_TYPES + FLOAT_TYPES + GENERIC_TYPES
 ROWS = (1, 7, 8, 9, 33)
 
 
@@ -113,7 +118,14 @@ def random_rows(type_name: str, rows: int, cols: int, seed: int = 0) -> Array:
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[type_name]).view(np.uint8).reshape(rows, -1)
     type_ = TYPES[type_name]
     raw = random.integers(0, 256, (rows, cols // type_.block_size, type_.block_bytes), np.uint8)
-    for offset in HALF_OFFSETS[type_name]:
+    if type_name == "F64":
+        raw = random.standard_normal((rows, cols, 1)).view(np.uint8)
+    if type_name == "MXFP4":
+        raw[..., 0] = 100 + raw[..., 0] % 50
+    if type_name == "IQ1_M":  # its half is spread over the top bits of four shorts: make it small
+        raw[..., 55] &= 0x0F
+        raw[..., 55] |= 0x20
+    for offset in HALF_OFFSETS.get(type_name, ()):
         scales = (random.standard_normal(raw.shape[:2]) * 0.01).astype(np.float16)
         raw[..., offset : offset + 2] = scales[..., None].view(np.uint8)
     return raw.reshape(rows, -1)
@@ -129,6 +141,11 @@ HALF_OFFSETS: dict[str, tuple[int, ...]] = {
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S"), (0,)),
 }
 
 
@@ -197,12 +214,16 @@ def stored_weights(type_name: str, raw: Array) -> tuple[Array, ...]:
     return tuple(part.reshape(len(raw), -1) for part in (u.astype(np.int64), d, m, sc, mins))
 
 
+def dequantized(type_name: str, raw: Array, cols: int) -> Array:
+    return reference_dequantize(TYPES[type_name], raw.tobytes(), (len(raw), cols))
+
+
 def contract(type_name: str, raw: Array, x: Array) -> Array:
     """y [tokens, rows], bit for bit."""
     shape = (len(x), len(raw))
     acc = np.zeros(shape, np.float32)
     if type_name not in INTEGER_TYPES:
-        w = dequantize(raw, gguf.GGMLQuantizationType[type_name]).astype(np.float32)
+        w = dequantized(type_name, raw, x.shape[1])
         for k in range(x.shape[1]):
             acc = fma(w[None, :, k], x[:, None, k], acc)
         return acc
@@ -244,7 +265,7 @@ def same_bits(one: Array, other: Array) -> bool:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("type_name", INTEGER_TYPES + FLOAT_TYPES)
+@pytest.mark.parametrize("type_name", ALL_TYPES)
 @pytest.mark.parametrize("rows", ROWS)
 def test_products_follow_the_contract(isa: str, type_name: str, rows: int) -> None:
     for cols in columns(type_name):
@@ -254,7 +275,7 @@ def test_products_follow_the_contract(isa: str, type_name: str, rows: int) -> No
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("type_name", INTEGER_TYPES + FLOAT_TYPES)
+@pytest.mark.parametrize("type_name", ALL_TYPES)
 def test_any_number_of_tokens_gives_the_bits_of_one(isa: str, type_name: str) -> None:
     rows, cols = 41, columns(type_name)[-1]
     weights = Weights(isa, type_name, random_rows(type_name, rows, cols), cols)
@@ -270,7 +291,7 @@ def test_any_number_of_tokens_gives_the_bits_of_one(isa: str, type_name: str) ->
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("type_name", INTEGER_TYPES + FLOAT_TYPES)
+@pytest.mark.parametrize("type_name", ALL_TYPES)
 @pytest.mark.parametrize("tokens", [1, 3, 11])
 def test_any_split_of_the_rows_gives_the_same_bits(isa: str, type_name: str, tokens: int) -> None:
     rows, cols = 8 * 11 + 3, columns(type_name)[-1]
@@ -283,3 +304,104 @@ def test_any_split_of_the_rows_gives_the_same_bits(isa: str, type_name: str, tok
         for begin in range(0, weights.groups, step):
             weights.multiply(a, (begin, min(begin + step, weights.groups)), bias, y)
         assert same_bits(y, whole)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", ALL_TYPES)
+def test_rows_read_back_are_those_of_the_reference(isa: str, type_name: str) -> None:
+    for cols in columns(type_name):
+        raw = random_rows(type_name, 11, cols)
+        assert same_bits(Weights(isa, type_name, raw, cols).unpack(), dequantized(type_name, raw, cols))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_exponent_of_the_four_bit_floats_reads_back(isa: str) -> None:
+    for name in ("MXFP4", "NVFP4"):
+        type_ = TYPES[name]
+        raw = np.zeros((256, type_.block_bytes), np.uint8)
+        raw[:, : type_.block_bytes // 8] = np.arange(256)[:, None].astype(np.uint8)  # the exponents
+        raw[:, type_.block_bytes // 8 :] = np.arange(type_.block_bytes - type_.block_bytes // 8) * 37 % 256
+        weights = Weights(isa, name, raw, type_.block_size)
+        assert same_bits(weights.unpack(), dequantized(name, raw, type_.block_size))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", INTEGER_TYPES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_largest_weights_and_activations_do_not_overflow(isa: str, type_name: str, sign: int) -> None:
+    cols = columns(type_name)[-1]
+    for fill in (0xFF, 0x80, 0x7F):  # all bits set; for Q8_0 also -128 and 127, for the scales of Q6_K likewise
+        raw = np.full((9, cols // TYPES[type_name].block_size, TYPES[type_name].block_bytes), fill, np.uint8)
+        for offset in HALF_OFFSETS[type_name]:
+            raw[..., offset : offset + 2] = np.array([np.float16(-0.5)]).view(np.uint8)
+        raw = raw.reshape(9, -1)
+        x = np.full((9, cols), sign, np.float32)
+        x[1::2] *= np.where(np.arange(cols) % 2, 1, -1)  # alternating, so that pairs cancel
+        assert same_bits(Weights(isa, type_name, raw, cols).multiply(Activations(isa, x)), contract(type_name, raw, x))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", INTEGER_TYPES)
+def test_zero_tiny_and_negative_scales(isa: str, type_name: str) -> None:
+    cols = columns(type_name)[-1]
+    raw = random_rows(type_name, 16, cols).reshape(16, -1, TYPES[type_name].block_bytes)
+    for offset in HALF_OFFSETS[type_name]:
+        halves = np.array([0.0, -0.0, 6e-8, -6e-8, 3e-5, -1.0, 65504.0, 1.0] * 2, np.float16)
+        raw[..., offset : offset + 2] = halves[:, None, None].view(np.uint8)
+    raw = raw.reshape(16, -1)
+    x = inputs(4, cols)
+    x[0] = 0
+    x[1] *= np.float32(1e-36)
+    x[2, :16] = 0
+    weights, a = Weights(isa, type_name, raw, cols), Activations(isa, x)
+    assert same_bits(weights.multiply(a), contract(type_name, raw, x))
+    assert same_bits(weights.unpack(), dequantized(type_name, raw, cols))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_activations_are_quantized_as_the_contract_says(isa: str) -> None:
+    x = inputs(64, 576)
+    x[0] = 0
+    x[1] = np.arange(576) % 7 - 3
+    x[2] = np.arange(576) % 255 - 127
+    x[3, ::16] = 127
+    x[3, 1::16] = 0.5  # ties, both to even
+    x[3, 2::16] = 1.5
+    x[4] = np.float32(2.0**-119)
+    x[5] = np.nextafter(np.float32(2.0**-119), np.float32(0))
+    x[6] = np.float32(1e-45)
+    x[7] = 1e36
+    x[8, ::3] *= np.float32(1e30)
+    a = Activations(isa, x)
+    for got, expected in zip((a.q, a.scale, a.sum16, a.sum32), quantize(x), strict=True):
+        assert same_bits(got, expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_a_bad_activation_spoils_only_its_own_row(isa: str, bad: float) -> None:
+    for type_name in ("Q4_1", "Q8_0", "Q4_K", "Q6_K"):
+        cols = columns(type_name)[-1]
+        raw, x = random_rows(type_name, 8, cols), inputs(7, cols)
+        weights = Weights(isa, type_name, raw, cols)
+        before = weights.multiply(Activations(isa, x))
+        x[3, 21] = bad
+        a = Activations(isa, x)
+        assert np.isnan(a.scale[3, 1])
+        assert not a.q[3, 16:32].any()
+        after = weights.multiply(a)
+        assert np.isnan(after[3]).all()
+        others = [t for t in range(7) if t != 3]
+        assert same_bits(after[others], before[others])
+
+
+def test_types_without_a_meaning_have_no_packed_form() -> None:
+    for isa in ISAS:
+        for type_id, cols in ((9, 256), (15, 256), (41, 256), (99, 256), (-1, 256), (TYPES["Q4_K"].id, 128), (2, 31)):
+            assert LIBRARY.li_matmul_group_bytes(isa.encode(), type_id, cols) == 0
+        assert LIBRARY.li_matmul_group_bytes(isa.encode(), TYPES["Q4_0"].id, 0) == 0
+
+
+def test_a_code_book_of_the_wrong_size_is_refused() -> None:
+    assert LIBRARY.li_cpu_set_codebook(TYPES["IQ2_S"].id, b"\0" * 8, ctypes.c_size_t(8)) == -1
+    assert LIBRARY.li_cpu_set_codebook(TYPES["Q4_0"].id, b"\0" * 8, ctypes.c_size_t(8)) == -1

@@ -368,10 +368,11 @@ void common_float_panel(const PackedMatrix& w, int group, int32_t begin, int32_t
     const size_t bytes = static_cast<size_t>(w.cols / block_size) * block_bytes;
     float values[256];
     for (int row = 0; row < kGroupRows; row++)
-        for (int32_t k = begin; k < end; k += block_size) {
-            generic_dequantize(w.type, data + row * bytes + static_cast<size_t>(k / block_size) * block_bytes, 1,
-                               values);
-            for (int32_t i = 0; i < block_size; i++)
+        for (int32_t k = begin; k < end; k += 256) {
+            const int32_t count = end - k < 256 ? end - k : 256;
+            const uint8_t* source = data + row * bytes + static_cast<size_t>(k / block_size) * block_bytes;
+            generic_dequantize(w.type, source, count / block_size, values);
+            for (int32_t i = 0; i < count; i++)
                 out[8 * (k - begin + i) + row] = values[i];
         }
 }
