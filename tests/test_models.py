@@ -320,7 +320,7 @@ def test_the_vocabulary_is_as_large_as_the_tables_which_may_be_padded() -> None:
     assert [w.name for w in program.ops[-1].weights] == ["output.weight"]
     with pytest.raises(FormatError, match=r"output\.weight: expected shape \(20, 8\), found \(24, 8\)"):
         record(llama(), FakeTensors(SHAPES | {"output.weight": (24, 8)}))
-    with pytest.raises(FormatError, match="the tokenizer has 21 tokens, but .* only 20 rows"):
+    with pytest.raises(FormatError, match=r"the tokenizer has 21 tokens, but .* only 20 rows"):
         record(llama() | {"tokenizer.ggml.tokens": ["x"] * 21}, FakeTensors(SHAPES))
 
 
