@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
+from weakref import finalize
 
 from localinfer.errors import FormatError, LocalInferError, UnsupportedError
 from localinfer.kernels.host.memory import address_of
@@ -101,6 +102,7 @@ def _library() -> ctypes.CDLL:
         "li_encoder_create": (pointer, [pointer, pointer, text, u64]),
         "li_encoder_destroy": (None, [pointer]),
         "li_encode": (i64, [pointer, text, u64, pointer, i32, pointer, text, u64]),
+        "li_split": (i64, [pointer, i32, text, u64, pointer]),
         "li_free": (None, [pointer]),
         "li_decode": (i64, [pointer, pointer, i64, i32, pointer, u64]),
     }
@@ -121,6 +123,8 @@ class NativeVocabulary:
             if values is not None and (values.typecode != typecode or len(values) < len(tokens)):
                 raise ValueError(f"{name} must be array({typecode!r}) with {len(tokens)} items")
         self.tokens = tokens
+        self._types = types
+        self._changed: dict[int, int] = {}
         strings = _Strings.of(tokens)
         self._handle = _library().li_vocabulary_create(
             strings.base,
@@ -132,10 +136,7 @@ class NativeVocabulary:
         )
         if not self._handle:
             raise MemoryError("no memory for the vocabulary")
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            _library().li_vocabulary_destroy(self._handle)
+        finalize(self, _library().li_vocabulary_destroy, self._handle)
 
     @property
     def handle(self) -> int:
@@ -156,6 +157,23 @@ class NativeVocabulary:
 
     def set_type(self, token_id: int, token_type: int) -> None:
         _library().li_vocabulary_set_type(self._handle, token_id, token_type)
+        self._changed[token_id] = token_type
+
+    def of_types(self, *wanted: int) -> set[int]:
+        """The ids of all tokens of these types."""
+        found = {i for i, t in enumerate(self._types or ()) if t in wanted}
+        found -= self._changed.keys()
+        return found | {i for i, t in self._changed.items() if t in wanted}
+
+
+def split_text(rules: Sequence[str], text: bytes) -> list[bytes]:
+    """The words into which a byte-pair vocabulary with these rules splits UTF-8 text (native/encoder_split.h)."""
+    texts = (ctypes.c_char_p * len(rules))(*(rule.encode() for rule in rules))
+    ends = array("Q", bytes(8 * max(1, len(text))))
+    count = _library().li_split(texts, len(rules), text, len(text), ends.buffer_info()[0])
+    if count < 0:
+        raise ValueError(f"one of these rules cannot be used: {rules}")
+    return [text[begin:end] for begin, end in zip([0, *ends[: count - 1]], ends[:count], strict=True)] if count else []
 
 
 class NativeEncoder:
@@ -186,10 +204,7 @@ class NativeEncoder:
         self._handle = _library().li_encoder_create(vocabulary.handle, ctypes.byref(config), message, _MESSAGE_BYTES)
         if not self._handle:
             raise FormatError(f"the file's tokenizer cannot be used: {message.value.decode('utf-8', 'replace')}")
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            _library().li_encoder_destroy(self._handle)
+        finalize(self, _library().li_encoder_destroy, self._handle)
 
     def encode(self, text: bytes, trusted: Sequence[tuple[int, int]] = ()) -> array[int]:
         """Ids (`array("i")`) of UTF-8 text. Special tokens are found only in the `trusted` byte ranges, which ascend.
@@ -211,7 +226,7 @@ class NativeEncoder:
             _MESSAGE_BYTES,
         )
         if count == -1:
-            lacking = message.value.decode("utf-8", "replace")
+            lacking = message.value.decode("utf-8", "backslashreplace")  # a byte-level vocabulary may lack a mere byte
             raise LocalInferError(f"the model's vocabulary has no token for {lacking!r}", "remove it from the text")
         if count == -2:
             raise MemoryError(f"no memory to encode {len(text)} bytes")

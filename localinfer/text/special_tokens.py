@@ -6,7 +6,6 @@ Files name some of them; the rest is known only by their text. The names are tho
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 
 from localinfer.formats.metadata import Metadata
@@ -112,9 +111,7 @@ def _not_stops(vocabulary: NativeVocabulary, stop: set[int]) -> set[int]:
     return {end} if end is not None and calls and (has["<|return|>"] or has["<|flush|>"]) else set()
 
 
-def whitespace_strippers(
-    data: Metadata, vocabulary: NativeVocabulary, types: array[int] | None
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def whitespace_strippers(data: Metadata, vocabulary: NativeVocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Special tokens that swallow the whitespace before them, and after them. Files do not say; families are known."""
     pre = data.get_str(_PREFIX + "pre", "")
     architecture = data.get_str("general.architecture", "")
@@ -125,11 +122,8 @@ def whitespace_strippers(
     if "modern-bert" in name:
         mask = vocabulary.find("[MASK]")
         return (() if mask is None else (mask,)), ()
-    if types is not None and ("phi-3" in name or "phi3" in name):
+    if "phi-3" in name or "phi3" in name:
         kept = {vocabulary.find(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
-        special = (CONTROL, UNKNOWN, USER_DEFINED)
-        strippers = {i for i in range(len(vocabulary)) if types[i] in special or vocabulary.type(i) in special}
-        if (end := vocabulary.find("</s>")) is not None:
-            strippers.add(end)
-        return (), tuple(sorted(strippers - kept))
+        strippers = vocabulary.of_types(CONTROL, UNKNOWN, USER_DEFINED) | {vocabulary.find("</s>")}
+        return (), tuple(sorted(i for i in strippers - kept if i is not None))
     return (), ()

@@ -145,7 +145,7 @@ def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     types = _numbers(data, "token_type", "i", len(tokens))
     vocabulary = NativeVocabulary(tokens, types, _numbers(data, "scores", "f", len(tokens)))
     special, notes = find_special_ids(data, vocabulary, plan.defaults, has_types=types is not None)
-    strip_left, strip_right = whitespace_strippers(data, vocabulary, types)
+    strip_left, strip_right = whitespace_strippers(data, vocabulary)
 
     options = replace(
         plan.options,
@@ -274,11 +274,11 @@ def _numbers(data: Metadata, name: str, typecode: str, count: int) -> Any:
 
 def _as_arrays(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Plain lists, as a caller may write them down, in the form in which files give them."""
-    return {key: _as_array(value) if isinstance(value, list) else value for key, value in metadata.items()}
+    return {key: _as_array(key, value) if isinstance(value, list) else value for key, value in metadata.items()}
 
 
-def _as_array(values: list[Any]) -> Any:
-    if values and isinstance(values[0], str | bytes):
+def _as_array(key: str, values: list[Any]) -> Any:
+    if (not values and key.endswith(("tokens", "merges"))) or (values and isinstance(values[0], str | bytes)):
         return pack_strings(values)
     return array("f" if values and isinstance(values[0], float) else "q", values)
 

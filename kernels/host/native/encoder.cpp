@@ -2,6 +2,7 @@
 #include "api.h"
 #include "encoder_models.h"
 #include "encoder_special.h"
+#include "encoder_split.h"
 #include "encoder_unicode.h"
 
 #include <algorithm>
@@ -224,6 +225,18 @@ LI_API int64_t li_encode(const void* encoder, const uint8_t* text, uint64_t size
     return -4;
 } catch (const std::exception&) {
     return -2;
+}
+
+// Writes where each word ends into `ends` [size] and returns how many words there are; -1 if a rule is no rule.
+LI_API int64_t li_split(const char* const* rules, int32_t n_rules, const uint8_t* text, uint64_t size,
+                        uint64_t* ends) try {
+    const li::Splitter splitter(std::vector<std::string>(rules, rules + n_rules));
+    int64_t count = 0;
+    for (const li::Regex::Span& word : splitter.split(text, text + size))
+        ends[count++] = static_cast<uint64_t>(word.end - text);
+    return count;
+} catch (const std::exception&) {
+    return -1;
 }
 
 LI_API void li_free(void* memory) { std::free(memory); }

@@ -182,9 +182,18 @@ class Bpe : public Model {
         if (id >= 0)
             out.push_back(id);
         else if (options_.unknown < 0)
-            throw EncodeError(std::string(reinterpret_cast<const char*>(character), length));
+            throw EncodeError(meaning(character, length));
         else if (i == 0)
             out.push_back(options_.unknown); // one for the character
+    }
+
+    // What a character of the vocabulary's spelling stands for.
+    std::string meaning(const uint8_t* character, uint64_t length) const {
+        uint32_t c;
+        decode_utf8(character, character + length, c);
+        if (options_.byte_level && code_point_to_byte(c) >= 0)
+            return std::string(1, static_cast<char>(code_point_to_byte(c)));
+        return std::string(reinterpret_cast<const char*>(character), length);
     }
 
     const Vocabulary& vocabulary_;
