@@ -4,7 +4,14 @@
 //   score   one fma chain over d per (query, key)
 //   sum     lane i adds the keys with position % 8 == i, ascending, within a chunk; then sum()'s fixed tree
 //   output  one fma chain over the chunk's positions, ascending, per element
+// The cache is read once per step and rarely in an order that the hardware foresees: scores are computed while the
+// chunk's values are fetched, and values are summed while the next chunk's keys are (into the second-level
+// cache: fetching into the first stalls on its few miss buffers).
+//
 // Positions that a row may not see get probability exactly 0, and fma(0, v, acc) == acc.
+
+// Kernels with many accumulators: inlined into larger functions, GCC spills them.
+#define LI_NOINLINE __attribute__((noinline))
 
 namespace {
 
@@ -17,6 +24,8 @@ template <int Type> inline F8 load_lanes(const uint8_t* p, size_t index) {
     if constexpr (Type == li::kKvBf16) return F8::load_bf16((const uint16_t*)p + index);
     if constexpr (Type == li::kKvInt8) return F8::load_i8((const int8_t*)p + index);
 }
+
+inline void fetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
 
 inline size_t element_bytes(int type) { return type == li::kKvInt8 ? 1 : 2; }
 inline int padded_dim(int head_dim) { return (head_dim + 7) / 8 * 8; }
@@ -52,59 +61,79 @@ struct Int8Scale {
 
 void kv_store(const KvLayout& kv, int32_t block, int32_t slot, int32_t kv_head, const float* k, const float* v) {
     const int d = kv.head_dim, dv = padded_dim(d);
-    uint8_t* k_block = kv.k + size_t(block) * kv.block_bytes_k;
-    uint8_t* v_block = kv.v + size_t(block) * kv.block_bytes_v;
+    uint8_t* k_block = kv.k_block(kv_head, block);
+    uint8_t* v_block = kv.v_block(kv_head, block);
     float inverse_k = 0.0f, inverse_v = 0.0f;
     if (kv.type_k == li::kKvInt8) {
         Int8Scale s(k, d);
-        ((float*)(k_block + kv.scales_k))[kv_head * kv.block_size + slot] = s.scale;
+        ((float*)(k_block + kv.scales_k))[slot] = s.scale;
         inverse_k = s.inverse;
     }
     if (kv.type_v == li::kKvInt8) {
         Int8Scale s(v, d);
-        ((float*)(v_block + kv.scales_v))[kv_head * kv.block_size + slot] = s.scale;
+        ((float*)(v_block + kv.scales_v))[slot] = s.scale;
         inverse_v = s.inverse;
     }
-    size_t k_base = (size_t(kv_head) * (kv.block_size / 8) + slot / 8) * d * 8 + slot % 8;
+    size_t k_base = size_t(slot / 8) * d * 8 + slot % 8;
     for (int i = 0; i < d; i++) store_element(k_block, k_base + size_t(i) * 8, kv.type_k, k[i], inverse_k);
-    size_t v_base = (size_t(kv_head) * kv.block_size + slot) * dv;
+    size_t v_base = size_t(slot) * dv;
     for (int i = 0; i < d; i++) store_element(v_block, v_base + i, kv.type_v, v[i], inverse_v);
     for (int i = d; i < dv; i++) store_element(v_block, v_base + i, kv.type_v, 0.0f, 0.0f);
 }
 
-// Scores of `Rows` queries against `Octets` groups of eight keys; octet o begins at k[o].
+// acc[r][c] += row_value(r) * column_vector(c): an outer product step. The side with fewer elements is held in registers and
+// the other passes by, so that 12 accumulators and their operands fit sixteen registers.
+template <int Rows, int Columns, class RowValue, class ColumnVector>
+inline void outer_step(F8 (&acc)[Rows][Columns], RowValue row_value, ColumnVector column_vector) {
+    if constexpr (Rows < Columns) {
+        F8 x[Rows];
+        for (int r = 0; r < Rows; r++) x[r] = row_value(r);
+        for (int c = 0; c < Columns; c++) {
+            F8 y = column_vector(c);
+            for (int r = 0; r < Rows; r++) acc[r][c] = fma(y, x[r], acc[r][c]);
+        }
+    } else {
+        F8 y[Columns];
+        for (int c = 0; c < Columns; c++) y[c] = column_vector(c);
+        for (int r = 0; r < Rows; r++) {
+            F8 x = row_value(r);
+            for (int c = 0; c < Columns; c++) acc[r][c] = fma(y[c], x, acc[r][c]);
+        }
+    }
+}
+
+// Scores of `Rows` queries against `Octets` groups of eight keys; octet o begins at k[o]. Meanwhile 8 * d elements of
+// `bytes_ahead` bytes each are fetched from ahead[o].
 template <int Type, int Rows, int Octets>
-inline void score_octets(const uint8_t* const* k, const float* const* q, int d, float* const* out) {
+LI_NOINLINE void score_octets(const uint8_t* const* k, const float* const* q, int d, const uint8_t* const* ahead,
+                              int bytes_ahead, float* const* out) {
     F8 acc[Rows][Octets];
     for (int r = 0; r < Rows; r++)
         for (int o = 0; o < Octets; o++) acc[r][o] = F8::zero();
+    const int steps_per_line = 8 / bytes_ahead;
     for (int i = 0; i < d; i++) {
-        F8 key[Octets];
-        for (int o = 0; o < Octets; o++) key[o] = load_lanes<Type>(k[o], size_t(i) * 8);
-        for (int r = 0; r < Rows; r++) {
-            F8 x = F8::all(q[r][i]);
-            for (int o = 0; o < Octets; o++) acc[r][o] = fma(key[o], x, acc[r][o]);
-        }
+        if (i % steps_per_line == 0)
+            for (int o = 0; o < Octets; o++) fetch(ahead[o] + i * 8 * bytes_ahead);
+        outer_step<Rows, Octets>(
+            acc, [&](int r) { return F8::all(q[r][i]); }, [&](int o) { return load_lanes<Type>(k[o], size_t(i) * 8); });
     }
     for (int r = 0; r < Rows; r++)
         for (int o = 0; o < Octets; o++) acc[r][o].store(out[r] + 8 * o);
 }
 
-// out[r][8 * Wide lanes from column] for `Rows` rows over positions [begin, end) of a chunk.
+// Columns [column, column + 8 * Wide) of `Rows` rows of the output, over positions [begin, end) of a chunk. Meanwhile as
+// many elements of `bytes_ahead` bytes are fetched from ahead[position].
 template <int Type, int Rows, int Wide>
-inline void weigh_values(const uint8_t* const* v, const float* const* p, int begin, int end, int column,
-                         float* const* out) {
+LI_NOINLINE void weigh_values(const uint8_t* const* v, const float* const* p, int begin, int end, int column,
+                              const uint8_t* const* ahead, int bytes_ahead, float* const* out) {
     F8 acc[Rows][Wide];
     for (int r = 0; r < Rows; r++)
         for (int w = 0; w < Wide; w++) acc[r][w] = F8::zero();
     for (int j = begin; j < end; j++) {
-        const uint8_t* base = v[j];
-        F8 value[Wide];
-        for (int w = 0; w < Wide; w++) value[w] = load_lanes<Type>(base, size_t(column) + 8 * w);
-        for (int r = 0; r < Rows; r++) {
-            F8 x = F8::all(p[r][j]);
-            for (int w = 0; w < Wide; w++) acc[r][w] = fma(value[w], x, acc[r][w]);
-        }
+        fetch(ahead[j] + column * bytes_ahead);
+        outer_step<Rows, Wide>(
+            acc, [&](int r) { return F8::all(p[r][j]); },
+            [&](int w) { return load_lanes<Type>(v[j], size_t(column) + 8 * size_t(w)); });
     }
     for (int r = 0; r < Rows; r++)
         for (int w = 0; w < Wide; w++) acc[r][w].store(out[r] + column + 8 * w);
@@ -127,10 +156,12 @@ constexpr int kRowsAtOnce = 6;
 template <int Type> void chunk_scores(const AttentionTile& t, int begin, int end, int chunk_start, float* scores) {
     const KvLayout& kv = *t.kv;
     const int d = kv.head_dim, size = kv.block_size;
-    const size_t head_base = size_t(t.kv_head) * (size / 8) * d * 8;
     auto octet = [&](int position) {
-        const uint8_t* block = kv.k + size_t(t.blocks[position / size]) * kv.block_bytes_k;
-        return block + (head_base + size_t(position % size / 8) * d * 8) * element_bytes(Type);
+        return kv.k_block(t.kv_head, t.blocks[position / size]) + size_t(position % size) * d * element_bytes(Type);
+    };
+    const int value_bytes = int(element_bytes(kv.type_v));
+    auto values = [&](int position) {
+        return kv.v_block(t.kv_head, t.blocks[position / size]) + position % size * padded_dim(d) * value_bytes;
     };
     for (int r0 = 0; r0 < t.rows; r0 += kRowsAtOnce) {
         int n = t.rows - r0 < kRowsAtOnce ? t.rows - r0 : kRowsAtOnce;
@@ -139,15 +170,18 @@ template <int Type> void chunk_scores(const AttentionTile& t, int begin, int end
             float* out[kRows];
             int position = begin;
             for (; position + 8 * kOctets <= end; position += 8 * kOctets) {
-                const uint8_t* k[kOctets];
-                for (int o = 0; o < kOctets; o++) k[o] = octet(position + 8 * o);
+                const uint8_t *k[kOctets], *ahead[kOctets];
+                for (int o = 0; o < kOctets; o++) {
+                    k[o] = octet(position + 8 * o);
+                    ahead[o] = r0 == 0 ? values(position + 8 * o) : k[o];
+                }
                 for (int r = 0; r < kRows; r++) out[r] = scores + size_t(r0 + r) * kChunk + (position - chunk_start);
-                score_octets<Type, kRows, kOctets>(k, t.q + r0, d, out);
+                score_octets<Type, kRows, kOctets>(k, t.q + r0, d, ahead, value_bytes, out);
             }
             for (; position < end; position += 8) {
-                const uint8_t* k[1] = {octet(position)};
+                const uint8_t *k[1] = {octet(position)}, *ahead[1] = {r0 == 0 ? values(position) : k[0]};
                 for (int r = 0; r < kRows; r++) out[r] = scores + size_t(r0 + r) * kChunk + (position - chunk_start);
-                score_octets<Type, kRows, 1>(k, t.q + r0, d, out);
+                score_octets<Type, kRows, 1>(k, t.q + r0, d, ahead, value_bytes, out);
             }
         });
     }
@@ -157,13 +191,25 @@ template <int Type>
 void chunk_values(const AttentionTile& t, int begin, int end, int chunk_start, const float* probabilities, float* out) {
     const KvLayout& kv = *t.kv;
     const int size = kv.block_size, d = kv.head_dim, dv = padded_dim(d);
-    const uint8_t* v[kChunk];
-    for (int position = begin; position < end; position++) {
-        const uint8_t* block = kv.v + size_t(t.blocks[position / size]) * kv.block_bytes_v;
-        v[position - chunk_start] =
-            block + (size_t(t.kv_head) * size + position % size) * size_t(dv) * element_bytes(Type);
+    const uint8_t *v[kChunk], *next_keys[kChunk];
+    for (int position = begin; position < end;) {
+        const uint8_t* block = kv.v_block(t.kv_head, t.blocks[position / size]);
+        int slot = position % size, stop = position - slot + size < end ? position - slot + size : end;
+        for (; position < stop; position++, slot++)
+            v[position - chunk_start] = block + size_t(slot) * size_t(dv) * element_bytes(Type);
+    }
+    const int key_bytes = int(element_bytes(kv.type_k));
+    int last = 0; // the block table ends with it
+    for (int r = 0; r < t.rows; r++) last = t.last[r] > last ? t.last[r] : last;
+    for (int j = begin - chunk_start; j < end - chunk_start; j++) {
+        int position = t.next_chunk * kChunk + j;
+        if (t.next_chunk < 0 || position > last)
+            next_keys[j] = v[j];
+        else
+            next_keys[j] = kv.k_block(t.kv_head, t.blocks[position / size]) + position % size * d * key_bytes;
     }
     for (int r0 = 0; r0 < t.rows; r0 += kRowsAtOnce) {
+        const uint8_t* const* ahead = r0 == 0 ? next_keys : v;
         int n = t.rows - r0 < kRowsAtOnce ? t.rows - r0 : kRowsAtOnce;
         with_rows(n, [&](auto rows) {
             constexpr int kRows = decltype(rows)::value, kWide = kRows <= 3 ? 4 : 2;
@@ -175,9 +221,11 @@ void chunk_values(const AttentionTile& t, int begin, int end, int chunk_start, c
             }
             int column = 0;
             for (; column + 8 * kWide <= dv; column += 8 * kWide)
-                weigh_values<Type, kRows, kWide>(v, p, begin - chunk_start, end - chunk_start, column, o);
+                weigh_values<Type, kRows, kWide>(v, p, begin - chunk_start, end - chunk_start, column, ahead,
+                                                 key_bytes, o);
             for (; column < dv; column += 8)
-                weigh_values<Type, kRows, 1>(v, p, begin - chunk_start, end - chunk_start, column, o);
+                weigh_values<Type, kRows, 1>(v, p, begin - chunk_start, end - chunk_start, column, ahead,
+                                                 key_bytes, o);
         });
     }
 }
@@ -186,10 +234,9 @@ void chunk_values(const AttentionTile& t, int begin, int end, int chunk_start, c
 inline void apply_scales(const KvLayout& kv, const int32_t* blocks, int kv_head, bool keys, int begin, int end,
                          int chunk_start, float* row) {
     for (int position = begin; position < end; position += 8) {
-        const uint8_t* pool = keys ? kv.k : kv.v;
-        const uint8_t* block = pool + size_t(blocks[position / kv.block_size]) * (keys ? kv.block_bytes_k : kv.block_bytes_v);
-        const float* scales = (const float*)(block + (keys ? kv.scales_k : kv.scales_v)) +
-                              size_t(kv_head) * kv.block_size + position % kv.block_size;
+        int32_t block = blocks[position / kv.block_size];
+        const uint8_t* base = keys ? kv.k_block(kv_head, block) + kv.scales_k : kv.v_block(kv_head, block) + kv.scales_v;
+        const float* scales = (const float*)base + position % kv.block_size;
         float* p = row + (position - chunk_start);
         (F8::load(p) * F8::load(scales)).store(p);
     }

@@ -153,7 +153,7 @@ private:
     std::vector<RopeTable> ropes_;
     std::vector<KvShape> kv_shapes_;
     std::vector<KvLayout> kv_;
-    std::vector<Buffer> kv_pools_;
+    Buffer kv_pool_;
     Buffer weights_;
     std::vector<Buffer> slots_;
     std::vector<QuantizedSlot> quantized_;

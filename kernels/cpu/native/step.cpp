@@ -207,26 +207,39 @@ private:
         return op.window > 0 && position >= op.window ? position - op.window + 1 : 0;
     }
 
-    // Tasks are taken from a counter, whichever thread is free; the result does not depend on who takes what.
+    // A task is one tile of one kv head, or, where there are few, one chunk of it. Whole tiles are taken from a counter by
+    // whichever thread is free; chunks are dealt out in runs, so that a thread can fetch the next one ahead. The
+    // result does not depend on who takes what.
     void attention(const Op& op, size_t index) {
         const KvLayout& kv = m_.kv_[size_t(op.layer)];
-        int task = 0, mine = m_.next_task_[index].fetch_add(1, std::memory_order_relaxed);
-        size_t partial = 0; // rows of m_.partials_ before this tile's
+        if (m_.split_chunks_) {
+            attention_by_chunks(op, kv.n_kv_heads);
+            return;
+        }
+        auto take = [&] { return m_.next_task_[index].fetch_add(1, std::memory_order_relaxed); };
+        int tasks = int(m_.tiles_.size()) * kv.n_kv_heads;
+        for (int task = take(); task < tasks; task = take())
+            attend(op, m_.tiles_[size_t(task / kv.n_kv_heads)], task % kv.n_kv_heads);
+    }
+
+    int first_chunk(const Op& op, const Tile& tile) const { return first_visible(op, tile.row) / kChunk; }
+    int last_chunk(const Tile& tile) const { return batch_.positions[tile.row + tile.tokens - 1] / kChunk; }
+
+    void attention_by_chunks(const Op& op, int kv_heads) {
+        int tasks = 0;
+        for (const Tile& tile : m_.tiles_) tasks += kv_heads * (last_chunk(tile) - first_chunk(op, tile) + 1);
+        const int begin = split_begin(tasks, thread_, threads_), end = split_begin(tasks, thread_ + 1, threads_);
+        int task = 0;       // the first of the tile
+        size_t partial = 0; // rows of m_.partials_ before the tile's
         for (const Tile& tile : m_.tiles_) {
-            int first_chunk = first_visible(op, tile.row) / kChunk;
-            int last_chunk = batch_.positions[tile.row + tile.tokens - 1] / kChunk;
-            int chunks = last_chunk - first_chunk + 1, per_head = m_.split_chunks_ ? chunks : 1;
-            for (; mine < task + kv.n_kv_heads * per_head;
-                 mine = m_.next_task_[index].fetch_add(1, std::memory_order_relaxed)) {
-                int head = (mine - task) / per_head;
-                if (m_.split_chunks_) {
-                    int chunk = (mine - task) % per_head;
-                    attend_partial(op, tile, head, first_chunk + chunk, chunk, chunks, partial);
-                } else {
-                    attend(op, tile, head, first_chunk, last_chunk);
-                }
+            int first = first_chunk(op, tile), chunks = last_chunk(tile) - first + 1;
+            int stop = std::min(end, task + kv_heads * chunks);
+            for (int mine = std::max(begin, task); mine < stop; mine++) {
+                int head = (mine - task) / chunks, chunk = (mine - task) % chunks;
+                bool more = mine + 1 < stop && chunk + 1 < chunks;
+                attend_partial(op, tile, head, first, chunk, chunks, partial, more ? first + chunk + 1 : -1);
             }
-            task += kv.n_kv_heads * per_head;
+            task += kv_heads * chunks;
             partial += size_t(op.heads) * size_t(chunks);
         }
     }
@@ -237,7 +250,7 @@ private:
         int32_t first[kMaxTileRows], last[kMaxTileRows];
     };
 
-    AttentionTile rows_of(const Op& op, const Tile& tile, int kv_head, Rows& rows) const {
+    AttentionTile rows_of(const Op& op, const Tile& tile, int kv_head, int next_chunk, Rows& rows) const {
         const KvLayout& kv = m_.kv_[size_t(op.layer)];
         int group = op.heads / kv.n_kv_heads, n = 0;
         for (int t = 0; t < tile.tokens; t++)
@@ -247,7 +260,7 @@ private:
                 rows.last[n] = batch_.positions[tile.row + t];
             }
         return {&kv, batch_.block_table + batch_.table_starts[tile.sequence], kv_head, n, rows.q, rows.first, rows.last,
-                op.factor, op.softcap};
+                op.factor, op.softcap, next_chunk};
     }
 
     float* partial_at(const Op& op, size_t index) const {
@@ -255,27 +268,28 @@ private:
     }
 
     // One chunk of one token. Partials of a tile are ordered [query head][chunk]; each is out, maximum, sum.
-    void attend_partial(const Op& op, const Tile& tile, int kv_head, int chunk, int chunk_index, int chunks,
-                        size_t base) {
+    void attend_partial(const Op& op, const Tile& tile, int kv_head, int first_chunk, int chunk, int chunks, size_t base,
+                        int next_chunk) {
         Rows rows;
-        AttentionTile t = rows_of(op, tile, kv_head, rows);
+        AttentionTile t = rows_of(op, tile, kv_head, next_chunk, rows);
         const int dim = (op.head_dim + 7) / 8 * 8;
         float* scores = state_.scratch.as<float>();
         float* out = scores + size_t(t.rows) * kChunk;
         float maximum[kMaxTileRows], total[kMaxTileRows];
-        vector_.attend_chunk(t, chunk, maximum, total, out, scores);
+        vector_.attend_chunk(t, first_chunk + chunk, maximum, total, out, scores);
         for (int r = 0; r < t.rows; r++) {
             size_t head = size_t(kv_head) * size_t(t.rows) + size_t(r);
-            float* to = partial_at(op, base + head * size_t(chunks) + size_t(chunk_index));
+            float* to = partial_at(op, base + head * size_t(chunks) + size_t(chunk));
             std::memcpy(to, out + size_t(r) * size_t(dim), size_t(op.head_dim) * 4);
             to[dim] = maximum[r];
             to[dim + 1] = total[r];
         }
     }
 
-    void attend(const Op& op, const Tile& tile, int kv_head, int first_chunk, int last_chunk) {
+    void attend(const Op& op, const Tile& tile, int kv_head) {
         Rows rows;
-        AttentionTile t = rows_of(op, tile, kv_head, rows);
+        AttentionTile t = rows_of(op, tile, kv_head, -1, rows);
+        const int last = last_chunk(tile);
         const size_t dim = size_t(op.head_dim + 7) / 8 * 8, n = size_t(t.rows);
         float* scores = state_.scratch.as<float>();
         float* chunk_out = scores + n * kChunk;
@@ -283,7 +297,8 @@ private:
         float maximum[kMaxTileRows], total[kMaxTileRows], chunk_maximum[kMaxTileRows], chunk_total[kMaxTileRows];
         for (size_t r = 0; r < n; r++) maximum[r] = -INFINITY, total[r] = 0.0f;
         std::memset(running, 0, n * dim * 4);
-        for (int chunk = first_chunk; chunk <= last_chunk; chunk++) {
+        for (int chunk = first_chunk(op, tile); chunk <= last; chunk++) {
+            t.next_chunk = chunk < last ? chunk + 1 : -1;
             vector_.attend_chunk(t, chunk, chunk_maximum, chunk_total, chunk_out, scores);
             for (size_t r = 0; r < n; r++)
                 vector_.merge(chunk_maximum[r], chunk_total[r], chunk_out + r * dim, op.head_dim, &maximum[r],
@@ -303,13 +318,12 @@ private:
         if (!m_.split_chunks_) return;
         const size_t dim = size_t(op.head_dim + 7) / 8 * 8;
         float* running = state_.scratch.as<float>();
-        size_t partial = 0;
-        size_t next = 0;
+        size_t next = 0; // rows of m_.partials_ before the next tile's
         int begin = single_ ? 0 : split_begin(batch_.tokens, thread_, threads_);
         int end = single_ ? 1 : split_begin(batch_.tokens, thread_ + 1, threads_);
         for (const Tile& tile : m_.tiles_) { // one token each
-            int chunks = batch_.positions[tile.row] / kChunk - first_visible(op, tile.row) / kChunk + 1;
-            partial = next;
+            int chunks = last_chunk(tile) - first_chunk(op, tile) + 1;
+            size_t partial = next;
             next += size_t(op.heads) * size_t(chunks);
             if (tile.row < begin || tile.row >= end) continue;
             for (int h = 0; h < op.heads; h++) {

@@ -14,16 +14,25 @@ enum KvType : int32_t { kKvF16 = 0, kKvBf16 = 1, kKvInt8 = 2 };
 // chunk one softmax partial is computed, and partials are merged in ascending order.
 constexpr int kChunk = 256;
 
-// The cache of one layer. A block holds `block_size` positions (a multiple of 8) of every kv head:
-//   K  [kv head][position / 8][d][8]   so that eight keys fill one register and each dot product is one chain over d
-//   V  [kv head][position][head_dim rounded up to 8]
-// int8 has one float scale per position and head, [kv head][position], behind the values.
+// The cache of one layer, [kv head][block], so that a head's blocks, when they follow each other, are one long run of
+// memory. A block holds `block_size` positions (a multiple of 8) of one head:
+//   K  [position / 8][d][8]   so that eight keys fill one register and each dot product is one chain over d
+//   V  [position][head_dim rounded up to 8]
+// In int8, one float scale per position follows the values.
 struct KvLayout {
     int32_t type_k, type_v;
     int32_t block_size, n_kv_heads, head_dim;
-    uint8_t *k, *v;                        // pools
-    size_t block_bytes_k, block_bytes_v;   // stride from block to block, scales included
-    size_t scales_k, scales_v;             // offset of the scales within a block (int8 only)
+    uint8_t *k, *v;                      // pools
+    size_t head_bytes_k, head_bytes_v;   // from head to head
+    size_t block_bytes_k, block_bytes_v; // from block to block, scales included
+    size_t scales_k, scales_v;           // offset of the scales within a block (int8 only)
+
+    uint8_t* k_block(int32_t head, int32_t block) const {
+        return k + size_t(head) * head_bytes_k + size_t(block) * block_bytes_k;
+    }
+    uint8_t* v_block(int32_t head, int32_t block) const {
+        return v + size_t(head) * head_bytes_v + size_t(block) * block_bytes_v;
+    }
 };
 
 // The rows of one attention tile: queries that share a kv head.
@@ -36,6 +45,7 @@ struct AttentionTile {
     const int32_t* first;        // [rows] first visible position
     const int32_t* last;         // [rows] last visible position
     float scale, softcap;        // softcap 0: none
+    int32_t next_chunk;          // the chunk of this head that the same thread will see next, -1: none
 };
 
 struct VectorKernels {
