@@ -17,18 +17,6 @@ def cpu_name() -> str:
     return match[1].strip() if match else platform.processor() or platform.machine()
 
 
-def memory_bytes() -> tuple[int, int]:
-    """Memory of the machine: (all of it, what is available), in bytes; 0 where the system does not say."""
-    try:
-        found = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE))
-        return int(found["MemTotal"]) * 1024, int(found["MemAvailable"]) * 1024
-    except (OSError, KeyError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), 0
-
-
-def peak_memory_bytes() -> int:
-    """The most memory that this process has had resident."""
-    import resource
-
-    unit = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def memory_bytes() -> int:
+    """Memory of the machine, in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

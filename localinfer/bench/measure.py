@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localinfer.kernels.base import Batch, Executable
+from localinfer.kernels.base import Batch, Executable, LoadConfig
 
 SEED = 1
 
@@ -58,17 +58,17 @@ def cases(prompts: Sequence[int], decodes: Sequence[int], depths: Sequence[int])
 
 
 def context_needed(wanted: Sequence[Case]) -> int:
-    return max(case.depth + case.tokens for case in wanted)
+    return max(2, *(case.depth + case.tokens for case in wanted))
 
 
 class Stepper:
     """Runs steps of one sequence whose block table covers the whole context."""
 
-    def __init__(self, executable: Executable, vocab_size: int, context: int, block_size: int, chunk: int) -> None:
-        self._executable, self._chunk = executable, chunk
-        self._blocks = array("i", range(-(-context // block_size)))
+    def __init__(self, executable: Executable, vocab_size: int, config: LoadConfig) -> None:
+        self._executable, self._chunk = executable, config.max_tokens
+        self._blocks = array("i", range(config.kv_blocks))
         draw = random.Random(SEED)
-        self._tokens = array("i", (draw.randrange(vocab_size) for _ in range(context)))
+        self._tokens = array("i", (draw.randrange(vocab_size) for _ in range(config.context)))
 
     def run(self, first: int, last: int, chunk: int = 0) -> None:
         """Processes positions `[first, last)`, `chunk` at a time (0: the largest step); logits of each step's last."""

@@ -8,9 +8,6 @@ from localinfer.cli.options import Backend, Json, KvType, Model, Threads
 from localinfer.cli.output import aside, emit_json, emit_table, note, size
 from localinfer.errors import LocalInferError
 
-CHUNK = 512
-BLOCK_SIZE = 16
-
 
 def command(
     model: Model,
@@ -83,49 +80,35 @@ def bench(
                   slowest, fastest (tokens/s), seconds (one per round)
     """
     import platform
-    import sys
     import time
 
     from localinfer import __version__
-    from localinfer.bench.hardware import cpu_name, memory_bytes, peak_memory_bytes
+    from localinfer.bench.hardware import cpu_name, memory_bytes
     from localinfer.bench.measure import Stepper, cases, context_needed, measure
     from localinfer.cli.progress import TerminalReport
+    from localinfer.engine.load import choose_backend
+    from localinfer.engine.memory import peak_resident
+    from localinfer.engine.plan import Wishes, make_plan
     from localinfer.formats.gguf import open_gguf
     from localinfer.hub.pull import file_sha256
     from localinfer.hub.store import resolve
-    from localinfer.kernels import backend as find_backend
-    from localinfer.kernels.base import LoadConfig
-    from localinfer.models import record
 
     wanted = cases(prompts, decodes, depths)
     if not wanted:
         raise LocalInferError("there is nothing to measure", "give --prompt or --decode a length above 0")
     path = resolve(model)
-    backend = find_backend("cpu" if backend_name == "auto" else backend_name)
-    availability = backend.availability()
+    backend, _ = choose_backend(backend_name)
     with TerminalReport() as report, open_gguf(path) as file:
         digest = file_sha256(path, report)
-        context = -(-context_needed(wanted) // BLOCK_SIZE) * BLOCK_SIZE
-        program = record(file.metadata, file, context)
-        if context > program.context_length:
-            note(f"note: {context} tokens are more than the {program.context_length} that the model was made for")
-        config = LoadConfig(
-            max_tokens=CHUNK,
-            max_rows=1,
-            max_sequences=1,
-            context=context,
-            kv_blocks=context // BLOCK_SIZE,
-            block_size=BLOCK_SIZE,
-            kv_type_k=kv_type,
-            kv_type_v=kv_type,
-            threads=threads,
-        )
-        plan = backend.plan(program, file, config)
+        plan = make_plan(file, backend, Wishes(context_needed(wanted), kv_type, kv_type, threads))
+        config, program = plan.config, plan.program
+        if config.context > program.context_length:
+            note(f"note: {config.context} tokens are more than the {program.context_length} it was made for")
         start = time.perf_counter()
         executable = backend.load(program, file, config)
         load_seconds = time.perf_counter() - start
         try:
-            stepper = Stepper(executable, program.vocab_size, context, BLOCK_SIZE, CHUNK)
+            stepper = Stepper(executable, program.vocab_size, config)
             results = measure(stepper, wanted, rounds)
         finally:
             executable.close()
@@ -137,19 +120,19 @@ def bench(
                 "architecture": file.metadata.get_str("general.architecture"),
                 "name": file.metadata.get_str("general.name", ""),
             },
-            "hardware": {"cpu": cpu_name(), "memory": memory_bytes()[0]},
-            "backend": {"name": backend.name, **availability.details},
+            "hardware": {"cpu": cpu_name(), "memory": memory_bytes()},
+            "backend": {"name": backend.name, **backend.availability().details},
             "settings": {
                 "kv_type": kv_type,
                 "threads": threads,
                 "rounds": rounds,
-                "context": context,
-                "chunk": CHUNK,
+                "context": config.context,
+                "chunk": config.max_tokens,
             },
-            "versions": {"localinfer": __version__, "python": platform.python_version(), "platform": sys.platform},
+            "versions": {"localinfer": __version__, "python": platform.python_version()},
             "load_seconds": load_seconds,
             "memory_plan": {**plan.parts, "total": plan.total},
-            "peak_memory": peak_memory_bytes(),
+            "peak_memory": peak_resident(),
             "results": [
                 {
                     "what": r.case.what,

@@ -32,16 +32,16 @@ def examine() -> dict[str, Any]:
     import shutil
 
     from localinfer.bench.hardware import cpu_name, memory_bytes
+    from localinfer.engine.memory import free_memory
     from localinfer.hub.folders import config_folder, models_folder
     from localinfer.kernels import BACKENDS, backend
 
-    total, available = memory_bytes()
     backends = {name: vars(backend(name).availability()) for name in BACKENDS}
     models = models_folder()
     existing = next(folder for folder in (models, *models.parents) if folder.exists())
     return {
         "processor": cpu_name(),
-        "memory": {"total": total, "available": available},
+        "memory": {"total": memory_bytes(), "available": free_memory()},
         "backends": backends,
         "store": {
             "models": str(models),

@@ -11,7 +11,6 @@ MAX_LISTED = 32
 
 if TYPE_CHECKING:
     from localinfer.formats.gguf import GGUFFile
-    from localinfer.kernels.program import Program
 
 
 def command(
@@ -52,7 +51,7 @@ def describe_file(file: "GGUFFile", with_program: bool = False) -> dict[str, Any
     }
     try:
         recorded = record(file.metadata, file)
-        found["memory_plan"] = _plan(file, recorded)
+        found["memory_plan"] = _plan(file)
         found["context_length"] = recorded.context_length
         if with_program:
             found["program"] = str(recorded).splitlines()
@@ -74,15 +73,20 @@ def _by_type(file: "GGUFFile") -> list[dict[str, Any]]:
     return sorted(types.values(), key=lambda row: -int(row["bytes"]))
 
 
-def _plan(file: "GGUFFile", program: "Program") -> dict[str, Any]:
-    """What loading for one conversation would reserve, with the model's own context."""
-    from localinfer.kernels import backend
-    from localinfer.kernels.base import LoadConfig
+def _plan(file: "GGUFFile") -> dict[str, Any]:
+    """What running it here would take, in bytes, with the context that it would get."""
+    from localinfer.engine.load import choose_backend
+    from localinfer.engine.plan import Wishes, make_plan
 
-    blocks = -(-program.context_length // 16)
-    config = LoadConfig(512, 1, 1, program.context_length, blocks)
-    plan = backend("cpu").plan(program, file, config)
-    return {"backend": "cpu", "context": config.context, "parts": plan.parts, "total": plan.total}
+    plan = make_plan(file, choose_backend()[0], Wishes())
+    return {
+        "backend": plan.backend,
+        "context": plan.config.context,
+        "reason": plan.reason,
+        "parts": plan.parts,
+        "total": plan.total,
+        "free": plan.free,
+    }
 
 
 def _short(value: Any) -> Any:
@@ -114,5 +118,7 @@ def _print(found: dict[str, Any]) -> None:
         return
     emit(f"context: made for {found['context_length']} tokens\n")
     plan = found["memory_plan"]
-    parts = ", ".join(f"{name} {size(count)}" for name, count in plan["parts"].items())
-    emit(f"memory: {size(plan['total'])} on the {plan['backend']} backend with {plan['context']} tokens: {parts}\n")
+    emit(f"memory: {size(plan['total'])} on the {plan['backend']} backend, {size(plan['free'])} are free\n")
+    emit(f"  with a context of {plan['context']} tokens ({plan['reason']})\n")
+    for name, count in plan["parts"].items():
+        emit(f"  {name:12} {size(count)}\n")
