@@ -33,4 +33,4 @@ def gemma_config(config: DecoderConfig) -> DecoderConfig:
 
 def gemma_attention_scale(config: DecoderConfig, layers_27b: int) -> float:
     """1 / sqrt(head size), but 1 / sqrt(width / heads) in the 27B models: files do not state it."""
-    return 1 / math.sqrt(config.width // config.heads if config.layers == layers_27b else config.head_dim)
+    return 1 / math.sqrt(config.width / config.heads if config.layers == layers_27b else config.head_dim)

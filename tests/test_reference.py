@@ -6,6 +6,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -300,6 +301,9 @@ def test_the_plan_counts_every_weight_slot_and_live_activation() -> None:
     # At the attention: its input, its output, scores twice, and keys and values repeated for each query head.
     assert plan.parts["activations"] == 4 * (2 * 16 * WIDTH + 2 * 2 * 16 * 64 + 2 * 2 * 64 * WIDTH // 2)
     assert plan.total == sum(plan.parts.values())
+    # With one position there is little of that, and three values are live at the glu.
+    plan = ReferenceBackend().plan(tiny_program(), Weights(), replace(config(), context=1))
+    assert plan.parts["activations"] == 4 * 3 * 16 * WIDTH
 
 
 def test_values_are_freed_after_their_last_use() -> None:
