@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import exact_model
 import numpy.typing as npt
 import torch
 from measure import mean_and_error, paired_difference, print_result, table
@@ -74,6 +73,7 @@ def main() -> None:
     add_peer_argument(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    import exact_model  # transformers takes seconds to import
 
     text = collect(arguments.llama_cpp)
     exact = exact_model.load(arguments.model)

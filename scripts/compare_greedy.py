@@ -15,15 +15,16 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import exact_model
 import numpy as np
-import torch
-from exact_model import Choice
 from measure import print_result, table
 from ours import OpenModel
 from peer import LlamaCpp, add_peer_argument
 from prose import collect
+
+if TYPE_CHECKING:
+    from exact_model import Choice
 
 LENGTHS = (4, 8, 15, 16, 17, 33, 64, 150, 300, 600)
 COUNT = 64
@@ -78,6 +79,10 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=len(LENGTHS), help="how many of the prompts (default all)")
     add_peer_argument(parser)
     arguments = parser.parse_args()
+
+    import exact_model  # torch and transformers take seconds to import
+    import torch
+
     torch.set_num_threads(arguments.threads)
 
     exact = exact_model.load(arguments.model)

@@ -101,8 +101,10 @@ class Child:
 
     def close(self) -> None:
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait()
+        self.process.stdout.close()
 
     def __enter__(self) -> Child:
         return self
@@ -150,9 +152,10 @@ def run_timed(command: Sequence[str | Path], until_output: bool = True) -> tuple
         [str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     assert process.stdout is not None
-    process.stdout.read(1)
-    seconds = time.perf_counter() - start
-    process.stdout.read()
+    with process.stdout as output:
+        output.read(1)
+        seconds = time.perf_counter() - start
+        output.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if not until_output:
