@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -145,7 +146,8 @@ class LlamaCpp(Child):
 def run_timed(command: Sequence[str | Path], until_output: bool = True) -> tuple[float, int]:
     """Runs a program to its end: seconds from its start to its first byte of output (or its end), and peak bytes.
 
-    The peak is the largest resident set that the kernel saw, mapped file pages included.
+    The peak is the largest resident set that the kernel saw, mapped file pages included. The kernel starts a child's peak
+    at its parent's, so the caller must hold less than what it measures.
     """
     start = time.perf_counter()
     process = subprocess.Popen(
@@ -162,4 +164,4 @@ def run_timed(command: Sequence[str | Path], until_output: bool = True) -> tuple
         seconds = time.perf_counter() - start
     if process.returncode != 0:
         raise SystemExit(f"error: status {process.returncode} from {command!r}")
-    return seconds, usage.ru_maxrss * 1024
+    return seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
