@@ -146,8 +146,8 @@ class LlamaCpp(Child):
 def run_timed(command: Sequence[str | Path], until_output: bool = True) -> tuple[float, int]:
     """Runs a program to its end: seconds from its start to its first byte of output (or its end), and peak bytes.
 
-    The peak is the largest resident set that the kernel saw, mapped file pages included. The kernel starts a child's peak
-    at its parent's, so the caller must hold less than what it measures.
+    The peak is the largest resident set that the kernel saw, mapped file pages included. The kernel starts a
+    child's peak at its parent's, so the caller must hold less than what it measures.
     """
     start = time.perf_counter()
     process = subprocess.Popen(
