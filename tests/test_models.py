@@ -23,9 +23,9 @@ import localinfer.models
 from fake_tensors import FakeTensors
 from localinfer.errors import FormatError, LocalInferError, UnsupportedError
 from localinfer.formats.gguf import open_gguf
-from localinfer.kernels.base import Executable, KvType, LoadConfig, batch_of
+from localinfer.kernels.base import Executable, LoadConfig, batch_of
 from localinfer.kernels.program import Attention, KvLayer, Linear, Program, Rope, Softcap
-from localinfer.kernels.reference.backend import ReferenceBackend
+from localinfer.kernels.reference.backend import Emulation, ReferenceBackend
 from localinfer.models import FAMILIES, record, refuse_unused
 from tiny_models import TINY_MODELS, TinyModel, by_name, transformers_logits, write_gguf
 
@@ -54,11 +54,11 @@ def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[TinyModel], P
     return lambda tiny: write(tiny)
 
 
-def load(path: Path, context: int = 256, kv: KvType = "f32") -> tuple[Program, Executable]:
+def load(path: Path, context: int = 256, emulate: Emulation = "none") -> tuple[Program, Executable]:
     file = open_gguf(path)
     program = record(file.metadata, file, context)
-    config = LoadConfig(128, 128, 2, context, kv_blocks=16, kv_type_k=kv, kv_type_v=kv)
-    return program, ReferenceBackend().load(program, file, config)
+    config = LoadConfig(128, 128, 2, context, kv_blocks=16, kv_type_k="f32", kv_type_v="f32")
+    return program, ReferenceBackend(emulate).load(program, file, config)
 
 
 def run(model: Executable, tokens: Sequence[int], chunk: int, table: Sequence[int] = TABLE) -> np.ndarray:
@@ -134,6 +134,19 @@ def test_two_sequences_in_a_step_equal_each_alone(name: str, file_of: Callable[[
     np.testing.assert_allclose(step[15:], alone[1][:20], rtol=1e-5, atol=1e-5)
     last = model.step(batch_of([([3], len(first), TABLE), (second[20:], 20, other)])).numpy()
     np.testing.assert_allclose(last[1], alone[1][20], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("emulate", ["none", "cpu"])
+def test_a_step_may_want_no_logits(emulate: Emulation, file_of: Callable[[TinyModel], Path]) -> None:
+    """As all chunks of a prompt but the last do."""
+    tiny = by_name("gemma3")
+    _, model = load(file_of(tiny), emulate=emulate)
+    whole = run(model, tiny.tokens(), 64)[-1]
+    batch = batch_of([(tiny.tokens()[:-1], 0, TABLE)])
+    batch.logit_rows = array("i")
+    assert model.step(batch).rows == 0
+    last = model.step(batch_of([(tiny.tokens()[-1:], 39, TABLE)])).numpy()[0]
+    np.testing.assert_allclose(last, whole, rtol=1e-5, atol=1e-5)
 
 
 def test_only_the_wanted_rows_are_returned_in_their_order(file_of: Callable[[TinyModel], Path]) -> None:

@@ -20,7 +20,7 @@ ACTIVATION_GROUP = 16  # activations that share one scale
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`weight` is `[group]`; every run of `group` columns is normalized by itself."""
-    runs = x.view(x.shape[0], -1, weight.shape[0])
+    runs = x.view(x.shape[0], x.shape[1] // weight.shape[0], weight.shape[0])
     scale = torch.rsqrt(runs.square().mean(-1, keepdim=True) + eps)
     return (runs * scale * weight).view_as(x)
 
@@ -47,7 +47,7 @@ def quantized_activations(x: Tensor) -> tuple[Tensor, Tensor]:
     scale = max|x| / 127 and q = round(x * (127 / max|x|)), ties to even, in float32. A group with max|x| < 2⁻¹¹⁹
     (whose factor may overflow) is zero; one with an infinity or a NaN has q = 0 and a NaN for scale.
     """
-    groups = x.view(x.shape[0], -1, ACTIVATION_GROUP)
+    groups = x.view(x.shape[0], x.shape[1] // ACTIVATION_GROUP, ACTIVATION_GROUP)
     largest = groups.abs().amax(-1, keepdim=True)
     regular = largest.isfinite() & (largest >= 2.0**-119)
     q = torch.where(regular, torch.round(groups * (127.0 / largest)), 0.0)
@@ -66,7 +66,7 @@ def rope(x: Tensor, positions: Tensor, head_dim: int, spec: RopeSpec) -> Tensor:
     frequencies = torch.tensor(spec.inverse_frequencies, dtype=torch.float64)
     angles = positions.double()[:, None, None] * frequencies
     cos, sin = (angles.cos() * spec.magnitude).float(), (angles.sin() * spec.magnitude).float()
-    heads = x.view(x.shape[0], -1, head_dim).clone()
+    heads = x.view(x.shape[0], x.shape[1] // head_dim, head_dim).clone()
     turned = heads[..., : 2 * len(frequencies)]
     if spec.pairs == "adjacent":
         first, second = turned[..., 0::2], turned[..., 1::2]
