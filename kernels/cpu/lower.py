@@ -43,6 +43,7 @@ _T = TypeVar("_T")
 
 MAX_OUTPUTS = 4
 MAX_HEADS_PER_KV_HEAD = 64
+REST = 3  # ops between the last use of a slot and the next value in it
 
 Kind = Literal[
     "embed",
@@ -137,7 +138,7 @@ class _Lowering:
         self.places: dict[Value, Place] = {}
         self.last_use = {v: i for i, op in enumerate(program.ops) for v in (*op.inputs, *op.outputs)}
         self.last_use[program.output] = len(program.ops)  # the logits outlive the step
-        self.free_slots: list[int] = []
+        self.free_slots: dict[str, list[tuple[int, int]]] = {"tokens": [], "rows": []}  # (slot, free since this op)
         self.quantized: dict[Value, int] = {}
         self.free_quantized: list[int] = []
         # Value -> index (in the lowered list) of the Linear whose column split it follows.
@@ -158,11 +159,16 @@ class _Lowering:
         return self.result.ropes.index(spec)
 
     def place(self, value: Value, private: bool) -> Place:
-        """Finds a slot for a value: the free one that grows least, else a new one."""
-        widths = self.result.slot_widths
-        if self.free_slots:
-            slot = min(self.free_slots, key=lambda s: (max(value.width - widths[s], 0), widths[s]))
-            self.free_slots.remove(slot)
+        """Finds a slot: of those free for some ops, the one that grows least, else a new one.
+
+        A slot that was in use a moment ago would need a barrier before it is written again.
+        """
+        widths, free = self.result.slot_widths, self.free_slots[value.dim]
+        rested = [(slot, since) for slot, since in free if len(self.result.ops) - since >= REST]
+        if rested:
+            chosen = min(rested, key=lambda f: (max(value.width - widths[f[0]], 0), widths[f[0]], f[1]))
+            free.remove(chosen)
+            slot = chosen[0]
             widths[slot] = max(widths[slot], value.width)
         else:
             slot = len(widths)
@@ -174,7 +180,7 @@ class _Lowering:
         """Frees the slots of values that no later op reads."""
         for value in dict.fromkeys((*op.inputs, *op.outputs)):
             if self.last_use[value] == index:
-                self.free_slots.append(self.places[value].slot)
+                self.free_slots[value.dim].append((self.places[value].slot, len(self.result.ops)))
                 if value in self.quantized:
                     self.free_quantized.append(self.quantized.pop(value))
 
