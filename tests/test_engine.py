@@ -1,0 +1,429 @@
+"""The engine: what ends an answer, what a cancelled or failed step leaves behind, and that load changes no token."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gguf_files import write_gguf
+from localinfer.engine.engine import Engine, Request
+from localinfer.engine.sampling import SamplingParams
+from localinfer.engine.stop import StopMatcher
+from localinfer.errors import ContextLengthError, LocalInferError
+from localinfer.formats.gguf import open_gguf
+from localinfer.kernels import BACKENDS, backend
+from localinfer.kernels.base import Batch, Cancelled, LoadConfig
+from localinfer.models import record
+
+VOCABULARY = 26
+
+
+class FakeLogits:
+    def __init__(self, values: array[float], rows: int) -> None:
+        self.rows, self.vocab_size, self._values = rows, VOCABULARY, values
+        self.address = values.buffer_info()[0]
+
+    def numpy(self) -> Any:
+        return np.frombuffer(self._values, np.float32).reshape(self.rows, self.vocab_size)
+
+
+class Alphabet:
+    """An Executable whose every token is followed by the next letter. It checks that the cache holds what it should."""
+
+    def __init__(self) -> None:
+        self.processed: list[int] = []  # tokens in each step
+        self.slots: dict[int, int] = {}
+        self.before_step: Callable[[], None] = lambda: None
+        self.cancelled = threading.Event()
+        self.broken: set[int] = set()  # tokens whose logits are NaN
+
+    def step(self, batch: Batch) -> FakeLogits:
+        self.cancelled.clear()
+        self.before_step()
+        if self.cancelled.is_set():
+            raise Cancelled
+        self.processed.append(len(batch.tokens))
+        for s, (begin, end) in enumerate(zip(batch.starts, batch.starts[1:], strict=False)):
+            table = batch.block_table[batch.table_starts[s] : batch.table_starts[s + 1]]
+            for row in range(begin, end):
+                position = batch.positions[row]
+                self.slots[table[position // 4] * 4 + position % 4] = batch.tokens[row]
+        values = array("f", bytes(4 * VOCABULARY * len(batch.logit_rows)))
+        for row, source in enumerate(batch.logit_rows):
+            token = batch.tokens[source]
+            values[row * VOCABULARY + (token + 1) % VOCABULARY] = float("nan") if token in self.broken else 1.0
+        return FakeLogits(values, len(batch.logit_rows))
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def close(self) -> None:
+        pass
+
+
+class Letters:
+    """A TextDecoder: token 0 is "a"."""
+
+    def push(self, token: int) -> str:
+        return chr(ord("a") + token)
+
+    def finish(self) -> str:
+        return ""
+
+
+def engine(model: Alphabet, *, context: int = 40, sequences: int = 1, blocks: int = 0, **options: Any) -> Engine:
+    config = LoadConfig(8, sequences, sequences, context, blocks or sequences * -(-context // 4), block_size=4)
+    return Engine(model, config, VOCABULARY, **options)
+
+
+def drain(e: Engine) -> dict[int, str]:
+    """Runs until nothing is left to do; the text of each request."""
+    texts: dict[int, str] = {}
+    while e.has_work:
+        for output in e.step():
+            texts[output.request.id] = texts.get(output.request.id, "") + output.text
+    assert e.kv.free == e.kv.count
+    return texts
+
+
+def answer(e: Engine, prompt: str, **parameters: Any) -> tuple[str, Request]:
+    request = e.add_request([ord(c) - ord("a") for c in prompt], SamplingParams(**parameters), Letters())
+    return drain(e)[request.id], request
+
+
+def test_an_answer_ends_after_max_tokens() -> None:
+    text, request = answer(engine(Alphabet()), "abc", max_tokens=4)
+    assert text == "defg"
+    assert (request.finish_reason, request.finish_detail) == ("length", "max_tokens 4")
+
+
+def test_an_answer_ends_with_the_models_end_token_unless_it_is_ignored() -> None:
+    e = engine(Alphabet(), end_ids=[6])
+    text, request = answer(e, "abc")
+    assert (text, request.finish_reason, list(request.generated)) == ("def", "stop", [3, 4, 5, 6])
+    assert answer(e, "abc", ignore_eos=True, max_tokens=6)[0] == "defghi"
+    assert answer(e, "abc", ignore_eos=True, stop_token_ids=(7,))[0] == "defg"
+
+
+def test_before_min_tokens_no_end_token_is_drawn_and_no_stop_text_ends() -> None:
+    e = engine(Alphabet(), end_ids=[4])
+    _, request = answer(e, "abc", min_tokens=3, max_tokens=5)
+    assert request.generated[0] == 3
+    assert 4 not in request.generated[:3]
+    assert request.generated_count >= 3
+    assert answer(engine(Alphabet()), "abc", min_tokens=3, stop=("e", "h"))[0] == "defg"
+
+
+@pytest.mark.parametrize(("stop", "expected"), [("fg", "de"), ("d", ""), ("zz", "defghi"), ("ix", "defghi")])
+def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(stop: str, expected: str) -> None:
+    text, request = answer(engine(Alphabet()), "abc", stop=("xyz", stop), max_tokens=6)
+    assert text == expected
+    assert request.finish_reason == ("length" if len(expected) == 6 else "stop")
+
+
+def test_text_that_may_become_a_stop_text_is_held_back() -> None:
+    e = engine(Alphabet())
+    e.add_request([0], SamplingParams(stop=("cdx",), max_tokens=5), Letters())
+    assert [output.text for _ in range(5) for output in e.step()] == ["b", "", "", "cde", "f"]
+
+
+@given(st.lists(st.text("ab", max_size=3), max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_stop_texts_are_found_however_the_text_is_cut(pieces: list[str], stops: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    passed = ""
+    for piece in pieces:
+        passed += matcher.push(piece)
+        assert all(stop not in passed for stop in stops)
+    passed += matcher.finish()
+    whole = "".join(pieces)
+    # The first moment at which some stop text is complete decides; then the one that began first.
+    for end in range(len(whole) + 1):
+        ended = [stop for stop in stops if whole[:end].endswith(stop)]
+        if ended:
+            assert matcher.matched is not None
+            assert passed == whole[: whole.index(matcher.matched)]
+            return
+    assert matcher.matched is None
+    assert passed == whole
+
+
+def test_the_end_of_the_context_ends_the_answer() -> None:
+    text, request = answer(engine(Alphabet(), context=10), "abc")
+    assert text == "defghij"
+    assert request.finish_reason == "length"
+    assert "context of 10" in request.finish_detail
+
+
+@pytest.mark.parametrize(("length", "max_tokens"), [(10, None), (11, None), (500, None), (5, 6)])
+def test_what_does_not_fit_the_context_is_refused_with_both_numbers(length: int, max_tokens: int | None) -> None:
+    e = engine(Alphabet(), context=10)
+    with pytest.raises(ContextLengthError, match=f"{length} tokens.*holds 10"):
+        e.add_request([0] * length, SamplingParams(max_tokens=max_tokens))
+    assert not e.has_work
+
+
+def test_bad_prompts_are_refused() -> None:
+    e = engine(Alphabet())
+    for prompt, words in (([], "empty"), ([26], "from 0 to 25"), ([-1], "from 0 to 25")):
+        with pytest.raises(LocalInferError, match=words):
+            e.add_request(prompt, SamplingParams())
+    with pytest.raises(LocalInferError, match="stop_token_ids"):
+        e.add_request([1], SamplingParams(stop_token_ids=(26,)))
+    with pytest.raises(LocalInferError, match="decoder"):
+        e.add_request([1], SamplingParams(stop=("a",)))
+
+
+def test_broken_logits_end_one_request_and_not_the_others() -> None:
+    model = Alphabet()
+    model.broken = {10}
+    e = engine(model, sequences=2)
+    bad = e.add_request([8], SamplingParams(max_tokens=9), Letters())
+    good = e.add_request([0], SamplingParams(max_tokens=5), Letters())
+    assert drain(e) == {bad.id: "jk", good.id: "bcdef"}
+    assert bad.finish_reason == "error"
+    assert "NaN" in str(bad.error)
+
+
+def test_only_new_tokens_of_a_conversation_are_processed() -> None:
+    model = Alphabet()
+    e = engine(model)
+    answer(e, "abcdef", max_tokens=5)
+    model.processed.clear()
+    # The last token of the answer was drawn but not processed.
+    _, request = answer(e, "abcdef" + "ghijk" + "xy", max_tokens=1)
+    assert request.sequence.cached == 10
+    assert model.processed == [3]
+
+
+def test_a_request_may_be_aborted_while_it_waits_and_while_it_runs() -> None:
+    e = engine(Alphabet())
+    running = e.add_request([0], SamplingParams(), Letters())
+    waiting = e.add_request([1], SamplingParams(), Letters())
+    e.step()
+    for request in (waiting, running):
+        e.abort(request.id)
+    e.abort(12345)
+    assert {output.request.id: output.finish_reason for output in e.step()} == {0: "cancelled", 1: "cancelled"}
+    assert not e.has_work
+    assert e.kv.free == e.kv.count
+
+
+def test_aborting_stops_the_step_and_the_others_go_on() -> None:
+    model = Alphabet()
+    e = engine(model, sequences=2)
+    stopped = e.add_request([0], SamplingParams(max_tokens=20), Letters())
+    other = e.add_request([5, 5, 5], SamplingParams(max_tokens=4), Letters())
+    e.step()
+
+    def abort_from_another_thread() -> None:
+        model.before_step = lambda: None
+        thread = threading.Thread(target=e.abort, args=(stopped.id,))
+        thread.start()
+        thread.join()
+
+    model.before_step = abort_from_another_thread
+    steps = len(model.processed)
+    assert [(o.request.id, o.finish_reason) for o in e.step()] == [(stopped.id, "cancelled")]
+    assert len(model.processed) == steps
+    drain(e)
+    assert list(other.generated) == [6, 7, 8, 9]
+
+
+def test_an_interrupted_step_leaves_everything_as_it_was() -> None:
+    model = Alphabet()
+    e = engine(model)
+
+    def interrupt() -> None:
+        model.before_step = lambda: None
+        raise KeyboardInterrupt
+
+    request = e.add_request([0, 1, 2], SamplingParams(max_tokens=4), Letters())
+    for _ in range(3):
+        model.before_step = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            e.step()
+        assert request.sequence.computed + 1 >= len(request.sequence.tokens) or request.sequence.computed == 0
+        e.step()
+    drain(e)
+    assert list(request.generated) == [3, 4, 5, 6]
+
+
+# From here on: a real model, tiny and random.
+
+PROMPT = [(i * i + 3 * i) % 200 for i in range(70)]
+LENGTH = 12
+CONTEXT = 128
+SAMPLING = {
+    "greedy": SamplingParams(max_tokens=LENGTH),
+    "sampled": SamplingParams(
+        temperature=1.0, top_k=50, top_p=0.95, seed=4, repetition_penalty=1.1, frequency_penalty=0.2, max_tokens=LENGTH
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of random weights in Q8_0, loud enough that neighbouring tokens matter."""
+    random = np.random.default_rng(1)
+    width, heads, kv_heads, head_dim, hidden, vocabulary = 64, 4, 2, 16, 96, 200
+
+    def matrix(rows: int, cols: int, scale: float) -> tuple[np.ndarray, str]:
+        values = random.normal(0, scale, (rows, cols)).astype(np.float32)
+        return quantize(values, GGMLQuantizationType.Q8_0), "Q8_0"
+
+    tensors: dict[str, Any] = {
+        "token_embd.weight": matrix(vocabulary, width, 1.0),
+        "output.weight": matrix(vocabulary, width, 0.3),
+        "output_norm.weight": np.ones(width, np.float32),
+    }
+    for i in range(2):
+        tensors |= {
+            f"blk.{i}.attn_norm.weight": np.ones(width, np.float32),
+            f"blk.{i}.ffn_norm.weight": np.ones(width, np.float32),
+            f"blk.{i}.attn_q.weight": matrix(heads * head_dim, width, 0.3),
+            f"blk.{i}.attn_k.weight": matrix(kv_heads * head_dim, width, 0.3),
+            f"blk.{i}.attn_v.weight": matrix(kv_heads * head_dim, width, 0.3),
+            f"blk.{i}.attn_output.weight": matrix(width, heads * head_dim, 0.3),
+            f"blk.{i}.ffn_gate.weight": matrix(hidden, width, 0.2),
+            f"blk.{i}.ffn_up.weight": matrix(hidden, width, 0.2),
+            f"blk.{i}.ffn_down.weight": matrix(width, hidden, 0.2),
+        }
+    sizes = {
+        "context_length": CONTEXT,
+        "embedding_length": width,
+        "block_count": 2,
+        "feed_forward_length": hidden,
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 10000.0,
+        "rope.dimension_count": head_dim,
+        "vocab_size": vocabulary,
+    }
+    metadata = {f"llama.{name}": value for name, value in sizes.items()}
+    return write_gguf(tmp_path_factory.mktemp("engine") / "random.gguf", metadata, tensors)
+
+
+Start = Callable[..., Engine]
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def start(request: pytest.FixtureRequest, random_model: Path) -> Iterator[Start]:
+    """Starts engines on one backend: `start(max_tokens=…, max_sequences=…, kv_blocks=…, …)`."""
+    chosen = backend(request.param)
+    if not chosen.availability().usable:
+        pytest.skip(chosen.availability().reason)
+    engines: list[Engine] = []
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are too small for more
+
+    def start(
+        *, chunk: int = CONTEXT, max_sequences: int = 1, kv_blocks: int = 0, threads: int = 1, **options: Any
+    ) -> Engine:
+        with open_gguf(random_model) as file:
+            program = record(file.metadata, file, CONTEXT)
+            config = LoadConfig(
+                max_tokens=max(chunk, max_sequences),
+                max_rows=max_sequences,
+                max_sequences=max_sequences,
+                context=CONTEXT,
+                kv_blocks=kv_blocks or max_sequences * CONTEXT // 16,
+                threads=threads,
+            )
+            engines.append(Engine(chosen.load(program, file, config), config, program.vocab_size, **options))
+        return engines[-1]
+
+    yield start
+    torch.set_num_threads(threads_before)
+    for each in engines:
+        each.close()
+
+
+def tokens(e: Engine, params: SamplingParams, prompt: list[int] = PROMPT) -> list[int]:
+    request = e.add_request(prompt, params)
+    drain(e)
+    return list(request.generated)
+
+
+@pytest.mark.parametrize("params", SAMPLING.values(), ids=SAMPLING)
+def test_the_same_tokens_whatever_the_load(start: Start, params: SamplingParams) -> None:
+    expected = tokens(start(prefix_cache=False), params)
+    assert len(expected) == LENGTH
+    assert len(set(expected)) > 4, "the test model does not say much"
+    for chunk in (1, 16, 64):
+        assert tokens(start(chunk=chunk), params) == expected, f"pieces of {chunk}"
+    assert tokens(start(threads=2), params) == expected
+
+    e = start()
+    for cached in (0, 64):
+        request = e.add_request(PROMPT, params)
+        drain(e)
+        assert request.sequence.cached == cached
+        assert list(request.generated) == expected
+    assert tokens(e, params, [*PROMPT[:33], 7, 8, 9, *PROMPT[36:]]) != expected
+    assert tokens(e, params) == expected
+
+
+@pytest.mark.parametrize("params", SAMPLING.values(), ids=SAMPLING)
+def test_the_same_tokens_in_a_crowd_and_after_preemption(start: Start, params: SamplingParams) -> None:
+    prompts = [PROMPT, [*PROMPT[:40], 1, 2], PROMPT[5:60], [9, 8, 7], PROMPT]
+    alone = [tokens(start(prefix_cache=False), params, prompt) for prompt in prompts]
+    roomy = start(chunk=24, max_sequences=4)
+    tight = start(chunk=24, max_sequences=4, kv_blocks=CONTEXT // 16)
+    tight_uncached = start(chunk=24, max_sequences=4, kv_blocks=CONTEXT // 16, prefix_cache=False)
+    preemptions = 0
+    for e in (roomy, tight, tight_uncached):
+        requests = []
+        for prompt in prompts:
+            requests.append(e.add_request(prompt, params))
+            e.step()
+        drain(e)
+        assert [list(request.generated) for request in requests] == alone
+        preemptions += sum(request.sequence.preemptions for request in requests)
+    assert preemptions > 0
+
+
+def test_a_cancelled_step_changes_no_token(start: Start) -> None:
+    params = SAMPLING["sampled"]
+    expected = tokens(start(), params)
+    e = start(max_sequences=2, chunk=32)
+    kept = e.add_request(PROMPT, params)
+    for _ in range(4):
+        other = e.add_request(PROMPT[::-1], params)
+        e.step()
+        step, e._executable.step = e._executable.step, _cancelled  # type: ignore[method-assign]
+        e.abort(other.id)
+        e.step()
+        e._executable.step = step  # type: ignore[method-assign]
+    drain(e)
+    assert list(kept.generated) == expected
+
+
+def _cancelled(batch: Batch) -> Any:
+    raise Cancelled
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.integers(0, 3))
+def test_abort_at_any_time_frees_everything(lengths: list[int], steps: int) -> None:
+    e = engine(Alphabet(), sequences=2, blocks=10)
+    requests = [e.add_request([i] * length, SamplingParams(max_tokens=9)) for i, length in enumerate(lengths)]
+    for _ in range(steps):
+        e.step()
+    for request in requests:
+        e.abort(request.id)
+    e.step()
+    assert not e.has_work
+    assert e.kv.free == e.kv.count
+    assert all(request.finish_reason is not None for request in requests)
