@@ -79,13 +79,14 @@ def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes) -> Plan:
     for name in ("max_sequences", "chunk"):
         if getattr(wishes, name) < 1:
             raise LocalInferError(f"{name} is {getattr(wishes, name)}, but must be at least 1")
-    process, free = resident(), free_memory()
+    free = free_memory()
 
     def plan_for(wishes: Wishes, context: int, reason: str = "as asked for") -> Plan:
         program = record(file.metadata, file, context)
         config = load_config(wishes, context)
-        parts = {"process": process, **backend.plan(program, file, config).parts}
-        parts["sampler"] = sampler_bytes(program.vocab_size)
+        reserved = backend.plan(program, file, config).parts
+        # Asked for last: by now the backend's library is loaded, and the pages of the file that planning reads are in.
+        parts = {"process": resident(), **reserved, "sampler": sampler_bytes(program.vocab_size)}
         return Plan(program, backend.name, config, parts, free, reason)
 
     if wishes.context is not None:
