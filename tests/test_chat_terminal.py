@@ -396,10 +396,12 @@ def test_the_download_that_was_agreed_to_is_tried() -> None:
 
 def test_a_chat_at_a_pipe(scripted: str) -> None:
     command = [sys.executable, "-m", "localinfer", "chat", scripted]
-    script = "hi\nshow colours\n/params top_k 3\n"
+    script = 'hi\nshow colours\n"""/params"""\n/params top_k 3\n'
     done = subprocess.run(command, input=script.encode(), capture_output=True, timeout=60)
     assert done.returncode == 0
-    assert done.stdout.decode() == "Hello, wide 🌍!\n\x1b[31mred\x07\x9b1mdone\n", "a pipe gets the text as it is"
+    assert done.stdout.decode() == "Hello, wide 🌍!\n\x1b[31mred\x07\x9b1mdone\nHello, wide 🌍!\n", (
+        "a pipe gets it as it is"
+    )
     assert done.stderr.decode() == "top_k                3\n"
     done = subprocess.run(command, input=b"hi\n/nonsense\nhi\n", capture_output=True, timeout=60)
     assert (done.returncode, done.stdout.decode()) == (1, "Hello, wide 🌍!\n"), "a script stops at the first error"

@@ -335,6 +335,11 @@ def test_run_explains_what_it_refuses(
     assert "Traceback" not in text
 
 
+def test_a_pipe_gets_utf8_whatever_the_locale(scripted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    assert process("run", scripted, "Grüße").stdout.decode("utf-8") == "Hello, wide 🌍!\n"
+
+
 def start_forever(scripted: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "localinfer", "run", scripted, "<|forever|>", "--raw", "--special"]
     process = subprocess.Popen(

@@ -57,14 +57,17 @@ def command(
 
 def _pull_if_needed(name: str, yes: bool) -> None:
     """Offers to pull a model of the catalog that is not installed."""
-    from localinfer.hub.catalog import CATALOG
     from localinfer.hub.store import model_file
 
-    entry = CATALOG.get(name)
-    if entry is None or model_file(name) is not None:
+    if model_file(name) is not None:
         return
     from localinfer.cli.output import size
     from localinfer.cli.pull import pull_model
+    from localinfer.hub.catalog import CATALOG
+
+    entry = CATALOG.get(name)
+    if entry is None:
+        return
 
     if not yes and not (sys.stdin.isatty() and ask(f"{name} is not installed. Download {size(entry.size)} now?")):
         raise LocalInferError(f"{name} is not installed", f"localinfer pull {name}, or localinfer chat {name} --yes")

@@ -1,5 +1,6 @@
 """Loading a model for a command, with progress where it takes long enough to be noticed."""
 
+import gc
 import sys
 import time
 from pathlib import Path
@@ -21,7 +22,9 @@ def load_model(model: str, *, template: str = "", **options: Any) -> LLM:
         except (OSError, UnicodeDecodeError) as error:
             raise LocalInferError(f"the chat template {template} cannot be read: {error}") from error
     with interrupt_ends(), _Progress() as progress:
-        return LLM(model, chat_template=source, progress=progress if sys.stderr.isatty() else None, **options)
+        llm = LLM(model, chat_template=source, progress=progress if sys.stderr.isatty() else None, **options)
+    gc.enable()  # `main` switched it off
+    return llm
 
 
 class _Progress:

@@ -3,6 +3,8 @@
 Exit codes: 0 done, 1 an error that the message explains, 2 a command line that makes no sense, 130 Ctrl-C.
 """
 
+import gc
+import io
 import os
 import sys
 from importlib import import_module
@@ -27,6 +29,12 @@ USAGE_ERROR, INTERRUPTED = 2, 130
 
 def main() -> NoReturn:
     """The entry point."""
+    # Imports make many objects and no garbage; whoever loads a model switches the collector on again.
+    gc.disable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A pipe or a file gets UTF-8 whatever the locale; a terminal gets what it can show.
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
     sys.exit(execute(sys.argv[1:]))
 
 

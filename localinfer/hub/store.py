@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localinfer.errors import FormatError, LocalInferError
-from localinfer.hub.catalog import CATALOG
 from localinfer.hub.folders import models_folder
 
 RECORD = "record.json"
@@ -105,6 +104,8 @@ def resolve(name_or_path: str | os.PathLike[str]) -> Path:
         raise LocalInferError(f"there is no file {text}", "check the path; `localinfer list` shows installed models")
     if found := model_file(text):
         return found
+    from localinfer.hub.catalog import CATALOG
+
     if text in CATALOG:
         raise LocalInferError(f"{text} is not installed", f"localinfer pull {text}")
     raise LocalInferError(f"there is no model {text}", _alternatives())
@@ -124,6 +125,8 @@ def remove(name: str) -> int:
 
 
 def _alternatives() -> str:
+    from localinfer.hub.catalog import CATALOG
+
     try:
         have = ", ".join(model.name for model in installed()) or "nothing"
     except FormatError as error:
