@@ -18,10 +18,9 @@ public:
         using Clock = std::chrono::steady_clock;
         bool profiling = thread_ == 0 && !m_.profile.empty();
         unsigned barriers = 0;
-        for (size_t i = 0; i < m_.ops_.size(); i++) {
-            const Op& op = m_.ops_[i];
+        for (size_t i = 0; i < m_.ops_.size();) {
             auto begin = profiling ? Clock::now() : Clock::time_point();
-            if (single_ ? op.barrier_single : op.barrier_batch) {
+            if (barrier_before(m_.ops_[i])) {
                 // Thread 0 decides for all, so that no thread waits at a barrier that another has left behind. Two
                 // flags in turn: the next decision may be written before the slowest thread has read this one.
                 unsigned turn = barriers++ & 1;
@@ -29,8 +28,22 @@ public:
                 m_.pool_.barrier(thread_);
                 if (m_.stop_[turn].load(std::memory_order_relaxed)) return;
             }
-            execute(op, i);
+            size_t end = i + 1;
+            if (row_wise(m_.ops_[i])) {
+                // A run of row-wise ops goes row by row, not op by op: what one op wrote is still in the first-level
+                // cache when the next reads it.
+                if (!profiling)
+                    while (end < m_.ops_.size() && row_wise(m_.ops_[end]) && !barrier_before(m_.ops_[end]) &&
+                           dim(m_.ops_[end]) == dim(m_.ops_[i]))
+                        end++;
+                each_row(dim(m_.ops_[i]), [&](int r) {
+                    for (size_t j = i; j < end; j++) execute_row(m_.ops_[j], r);
+                });
+            } else {
+                execute(m_.ops_[i], i);
+            }
             if (profiling) m_.profile[i] += std::chrono::duration<double>(Clock::now() - begin).count();
+            i = end;
         }
     }
 
@@ -39,102 +52,89 @@ private:
         if (single_ && v.is_private) return state_.slot[size_t(v.slot)];
         return m_.slots_[size_t(v.slot)].as<float>() + size_t(r) * size_t(v.width);
     }
-    int count(const ValueRef& v) const { return v.dim == 0 ? batch_.tokens : batch_.rows; }
+    int count(int dim) const { return dim == 0 ? batch_.tokens : batch_.rows; }
+    bool barrier_before(const Op& op) const { return single_ ? op.barrier_single : op.barrier_batch; }
+
+    // Whether an op computes each of its rows from the same rows of its inputs.
+    static bool row_wise(const Op& op) {
+        switch (op.kind) {
+        case kLinear:
+        case kKvAppend:
+        case kAttention:
+        case kAttentionMerge: return false;
+        default: return !op.by_columns;
+        }
+    }
+    static int dim(const Op& op) { return op.kind == kQuantize ? op.in[0].dim : op.out[0].dim; }
 
     // Calls f(row) for this thread's rows: all of them (one) in a single-token step, a contiguous part otherwise.
-    template <class Function> void each_row(const ValueRef& v, Function f) const {
-        int n = count(v), begin = single_ ? 0 : split_begin(n, thread_, threads_);
+    template <class Function> void each_row(int dim, Function f) const {
+        int n = count(dim), begin = single_ ? 0 : split_begin(n, thread_, threads_);
         int end = single_ ? n : split_begin(n, thread_ + 1, threads_);
         for (int r = begin; r < end; r++) f(r);
     }
 
-    // Elementwise ops: by rows, or on the columns that this thread computed in the Linear before.
-    template <class Function> void each_part(const Op& op, Function f) const {
-        const ValueRef& out = op.out[0];
-        if (!op.by_columns) {
-            each_row(out, [&](int r) { f(r, 0, out.width); });
-            return;
+    void execute_row(const Op& op, int r) {
+        const int width = op.out[0].width;
+        switch (op.kind) {
+        case kEmbed: {
+            float* out = row(op.out[0], r);
+            matmul_.unpack_row(m_.matrices_[size_t(op.matrices[0])], batch_.token_ids[r], out);
+            if (op.factor != 1.0f) vector_.scale(out, op.factor, width, out);
+            break;
         }
-        int groups = (m_.matrices_[size_t(op.matrices[0])].rows + kGroupRows - 1) / kGroupRows;
-        int begin = split_begin(groups, thread_, threads_) * kGroupRows;
-        int end = std::min(split_begin(groups, thread_ + 1, threads_) * kGroupRows, out.width);
-        if (begin < end)
-            for (int r = 0; r < count(out); r++) f(r, begin, end - begin);
+        case kRopeTable: rope_table(op, r); break;
+        case kRmsNorm:
+            vector_.rms_norm(row(op.in[0], r), m_.vectors_[size_t(op.vector)].data(), width, op.group, op.factor,
+                             row(op.out[0], r));
+            break;
+        case kQuantize: {
+            const QuantizedSlot& a = quantized(op.activations);
+            size_t n = size_t(single_ ? 0 : r), cols = size_t(a.cols);
+            matmul_.quantize_row(row(op.in[0], r), a.cols, a.q.as<int8_t>() + n * cols,
+                                 a.scale.as<float>() + n * (cols / 16), a.sum16.as<float>() + n * (cols / 16),
+                                 a.sum32.as<float>() + n * (cols / 32));
+            break;
+        }
+        case kRope: {
+            const RopeTable& rope = m_.ropes_[size_t(op.rope)];
+            int pairs = int(rope.inverse_frequencies.size());
+            const float* cosine = rope_row(op.rope, r);
+            vector_.rope(row(op.in[0], r), cosine, cosine + pairs, op.heads, op.head_dim, pairs, rope.adjacent,
+                         row(op.out[0], r));
+            break;
+        }
+        case kSelectRows:
+            std::memcpy(row(op.out[0], r), row(op.in[0], batch_.logit_rows[r]), size_t(width) * 4);
+            break;
+        default: elementwise(op, r, 0, width);
+        }
+    }
+
+    void elementwise(const Op& op, int r, int column, int n) {
+        const float* x = row(op.in[0], r) + column;
+        float* out = row(op.out[0], r) + column;
+        switch (op.kind) {
+        case kGlu: vector_.glu(x, row(op.in[1], r) + column, op.activation, n, out); break;
+        case kAdd: vector_.add(x, row(op.in[1], r) + column, n, out); break;
+        case kScale: vector_.scale(x, op.factor, n, out); break;
+        case kSoftcap: vector_.softcap(x, op.factor, n, out); break;
+        }
     }
 
     void execute(const Op& op, size_t index) {
         switch (op.kind) {
-        case kEmbed:
-            each_row(op.out[0], [&](int r) {
-                float* out = row(op.out[0], r);
-                matmul_.unpack_row(m_.matrices_[size_t(op.matrices[0])], batch_.token_ids[r], out);
-                if (op.factor != 1.0f) vector_.scale(out, op.factor, op.out[0].width, out);
-            });
-            break;
-        case kRopeTable:
-            rope_table(op);
-            break;
-        case kRmsNorm:
-            each_row(op.out[0], [&](int r) {
-                vector_.rms_norm(row(op.in[0], r), m_.vectors_[size_t(op.vector)].data(), op.out[0].width, op.group,
-                                 op.factor, row(op.out[0], r));
-            });
-            break;
-        case kQuantize:
-            each_row(op.in[0], [&](int r) {
-                const QuantizedSlot& a = quantized(op.activations);
-                size_t n = size_t(single_ ? 0 : r), cols = size_t(a.cols);
-                matmul_.quantize_row(row(op.in[0], r), a.cols, a.q.as<int8_t>() + n * cols,
-                                     a.scale.as<float>() + n * (cols / 16), a.sum16.as<float>() + n * (cols / 16),
-                                     a.sum32.as<float>() + n * (cols / 32));
-            });
-            break;
-        case kLinear:
-            linear(op);
-            break;
-        case kRope:
-            each_row(op.out[0], [&](int r) {
-                const RopeTable& rope = m_.ropes_[size_t(op.rope)];
-                int pairs = int(rope.inverse_frequencies.size());
-                const float* cosine = rope_row(op.rope, r);
-                vector_.rope(row(op.in[0], r), cosine, cosine + pairs, op.heads, op.head_dim, pairs, rope.adjacent,
-                             row(op.out[0], r));
-            });
-            break;
-        case kKvAppend:
-            kv_append(op);
-            break;
-        case kAttention:
-            attention(op, index);
-            break;
-        case kAttentionMerge:
-            attention_merge(op);
-            break;
-        case kGlu:
-            each_part(op, [&](int r, int c, int n) {
-                vector_.glu(row(op.in[0], r) + c, row(op.in[1], r) + c, op.activation, n, row(op.out[0], r) + c);
-            });
-            break;
-        case kAdd:
-            each_part(op, [&](int r, int c, int n) {
-                vector_.add(row(op.in[0], r) + c, row(op.in[1], r) + c, n, row(op.out[0], r) + c);
-            });
-            break;
-        case kScale:
-            each_part(op, [&](int r, int c, int n) {
-                vector_.scale(row(op.in[0], r) + c, op.factor, n, row(op.out[0], r) + c);
-            });
-            break;
-        case kSoftcap:
-            each_part(op, [&](int r, int c, int n) {
-                vector_.softcap(row(op.in[0], r) + c, op.factor, n, row(op.out[0], r) + c);
-            });
-            break;
-        case kSelectRows:
-            each_row(op.out[0], [&](int r) {
-                std::memcpy(row(op.out[0], r), row(op.in[0], batch_.logit_rows[r]), size_t(op.out[0].width) * 4);
-            });
-            break;
+        case kLinear: linear(op); break;
+        case kKvAppend: kv_append(op); break;
+        case kAttention: attention(op, index); break;
+        case kAttentionMerge: attention_merge(op); break;
+        default: { // elementwise, on the columns that this thread computed in the Linear before
+            int groups = (m_.matrices_[size_t(op.matrices[0])].rows + kGroupRows - 1) / kGroupRows;
+            int begin = split_begin(groups, thread_, threads_) * kGroupRows;
+            int end = std::min(split_begin(groups, thread_ + 1, threads_) * kGroupRows, op.out[0].width);
+            if (begin < end)
+                for (int r = 0; r < count(op.out[0].dim); r++) elementwise(op, r, begin, end - begin);
+        }
         }
     }
 
@@ -148,23 +148,19 @@ private:
         return m_.rope_buffers_[size_t(table)].as<float>() + size_t(r) * 2 * pairs;
     }
 
-    void rope_table(const Op& op) {
+    void rope_table(const Op& op, int r) {
         const RopeTable& rope = m_.ropes_[size_t(op.rope)];
         size_t pairs = rope.inverse_frequencies.size();
-        int begin = single_ ? 0 : split_begin(batch_.tokens, thread_, threads_);
-        int end = single_ ? 1 : split_begin(batch_.tokens, thread_ + 1, threads_);
-        for (int r = begin; r < end; r++) {
-            float* out = rope_row(op.rope, r);
-            for (size_t i = 0; i < pairs; i++) {
-                double angle = double(batch_.positions[r]) * rope.inverse_frequencies[i];
-                out[i] = float(std::cos(angle)) * rope.magnitude;
-                out[pairs + i] = float(std::sin(angle)) * rope.magnitude;
-            }
+        float* out = rope_row(op.rope, r);
+        for (size_t i = 0; i < pairs; i++) {
+            double angle = double(batch_.positions[r]) * rope.inverse_frequencies[i];
+            out[i] = float(std::cos(angle)) * rope.magnitude;
+            out[pairs + i] = float(std::sin(angle)) * rope.magnitude;
         }
     }
 
     void linear(const Op& op) {
-        int rows = count(op.in[0]);
+        int rows = count(op.in[0].dim);
         if (rows == 0) return;
         Activations a{};
         a.cols = op.in[0].width;
@@ -189,7 +185,7 @@ private:
     void kv_append(const Op& op) {
         const KvLayout& kv = m_.kv_[size_t(op.layer)];
         int sequence = 0;
-        each_row(op.in[0], [&](int r) {
+        each_row(op.in[0].dim, [&](int r) {
             while (r >= batch_.starts[sequence + 1]) sequence++;
             int position = batch_.positions[r];
             int block = batch_.block_table[batch_.table_starts[sequence] + position / kv.block_size];
