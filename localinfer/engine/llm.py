@@ -22,16 +22,15 @@ from weakref import WeakValueDictionary
 from localinfer.engine.engine import FinishReason, Output, Request
 from localinfer.engine.load import chat_defaults, load
 from localinfer.engine.plan import CHUNK, Plan, Wishes
+from localinfer.engine.prompt import Message, chat_prompt
 from localinfer.engine.sampling import SamplingParams
 from localinfer.errors import LocalInferError, UnsupportedError
 from localinfer.formats.gguf import open_gguf
 from localinfer.hub.store import resolve
 from localinfer.kernels.base import KvType, Progress
-from localinfer.text.chat_template import ChatTemplate, encode_chat, template_for
+from localinfer.text.chat_template import ChatTemplate, template_for
 from localinfer.text.detokenizer import Detokenizer
 from localinfer.text.tokenizer import load_tokenizer
-
-Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,11 @@ class Completion:
     decode_seconds: float  # from the first token to the last
     seed: int
     logprobs: tuple[float, ...] | None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of the conversation. Its tokens spare the next turn from computing it again."""
+        return {"role": "assistant", "content": self.text, "tokens": list(self.tokens)}
 
     @property
     def decode_tokens_per_second(self) -> float:
@@ -254,7 +258,8 @@ class LLM:
     ) -> Completion | TextStream:
         """Answers messages (`{"role": ..., "content": ...}`), written in the form that the model was trained on.
 
-        What earlier turns computed is not computed again. Special tokens in message contents are plain text.
+        What earlier turns computed is not computed again: append `Completion.message` to the messages and the next
+        turn processes its new tokens only (engine/prompt.py). Special tokens in message contents are plain text.
         `template_variables` reach the chat template (`enable_thinking`, ...). UnsupportedError if the model has no
         chat template.
         """
@@ -272,7 +277,7 @@ class LLM:
                 f"{self.name} has no chat template: it is not made for conversations",
                 "use generate() or stream() to continue a text, or give a chat_template",
             )
-        return encode_chat(self.tokenizer, self.chat_template.render_parts(messages, **(template_variables or {})))
+        return chat_prompt(self.tokenizer, self.chat_template, messages, template_variables or {})
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> array[int]:
         """Token ids of a text; see Tokenizer.encode."""

@@ -1,0 +1,72 @@
+"""From the messages of a conversation to the token ids that the model gets.
+
+An answer's text does not always encode to the tokens that the model drew, and a difference of one token would have
+everything behind it computed again in the next turn. So an assistant's message may bring its tokens along
+(`Completion.message` does): where they fit, they stand for its content, and a turn computes its new tokens only.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from localinfer.text.chat_template import ChatTemplate, encode_chat
+from localinfer.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+Parts = Sequence[tuple[str, bool]]
+
+
+def chat_prompt(
+    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], variables: Mapping[str, Any]
+) -> array[int]:
+    """The prompt for the next answer. It depends on the arguments alone, never on what was computed before."""
+    plain = [{key: value for key, value in message.items() if key != "tokens"} for message in messages]
+    parts: Parts = template.render_parts(plain, **variables)
+    answers = _answers(tokenizer, messages, parts)
+    ids = array("i")
+    begin = 0
+    for index, tokens in answers:
+        ids.extend(_encode(tokenizer, parts[begin:index], first=begin == 0))
+        ids.extend(tokens)
+        begin = index + 1
+    ids.extend(_encode(tokenizer, parts[begin:], first=begin == 0))
+    return ids
+
+
+def _answers(tokenizer: Tokenizer, messages: Sequence[Message], parts: Parts) -> list[tuple[int, array[int]]]:
+    """The parts that are contents with known tokens: index and tokens."""
+    found = []
+    index = -1
+    for message in messages:
+        content = message.get("content")
+        core = content.strip() if isinstance(content, str) else None
+        if core == "":
+            continue
+        index = next((i for i in range(index + 1, len(parts)) if parts[i] == (core, False)), -1)
+        if index < 0:
+            return []  # the template rearranges the contents: what stands where is not certain
+        tokens = _tokens(tokenizer, message)
+        if tokens and content == core and _begins_anew(tokenizer, parts[index + 1 :]):
+            found.append((index, tokens))
+    return found
+
+
+def _tokens(tokenizer: Tokenizer, message: Message) -> array[int] | None:
+    """The tokens of a message, without the one that ended it, if they stand for its content."""
+    tokens = array("i", message.get("tokens") or ())
+    if tokens and tokens[-1] in tokenizer.stop_ids:
+        tokens.pop()
+    same = message["role"] == "assistant" and all(0 <= token < tokenizer.vocab_size for token in tokens)
+    return tokens if same and tokenizer.decode(tokens, skip_special=True) == message["content"] else None
+
+
+def _begins_anew(tokenizer: Tokenizer, parts: Parts) -> bool:
+    """Whether these parts begin with a special token: only there a text can be cut without changing its tokens."""
+    ids = tokenizer.encode_parts(parts[:1], add_special=False)
+    return bool(ids) and parts[0][1] and tokenizer.is_special(ids[0])
+
+
+def _encode(tokenizer: Tokenizer, parts: Parts, first: bool) -> array[int]:
+    return encode_chat(tokenizer, parts) if first else tokenizer.encode_parts(parts, add_special=False)
