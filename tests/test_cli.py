@@ -335,6 +335,15 @@ def test_run_explains_what_it_refuses(
     assert "Traceback" not in text
 
 
+def test_run_says_when_it_waits_for_a_pipe(scripted: str) -> None:
+    command = [sys.executable, "-m", "localinfer", "run", scripted, "hi"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stderr is not None
+        assert b"waiting for standard input" in running.stderr.readline()
+        out, _ = running.communicate(b"there", timeout=30)
+    assert out.decode() == "Hello, wide 🌍!\n"
+
+
 def test_a_pipe_gets_utf8_whatever_the_locale(scripted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     assert process("run", scripted, "Grüße").stdout.decode("utf-8") == "Hello, wide 🌍!\n"

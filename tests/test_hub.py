@@ -149,6 +149,7 @@ def test_list_and_remove(without_pip: Path, monkeypatch: pytest.MonkeyPatch) -> 
     catalog(monkeypatch, ENTRY)
     assert store.installed() == []
     model = pull("tiny:1m")
+    (models_folder() / "stray.gguf").write_bytes(b"a file that somebody put there")
     assert store.installed() == [model]
     assert (model.name, model.sha256, model.size) == ("tiny:1m", SHA256, len(CONTENT))
     assert store.resolve("tiny:1m") == model.path

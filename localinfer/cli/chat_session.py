@@ -121,7 +121,7 @@ class Session:
         elif completion.finish_reason == "length":
             note(f"(the answer ends here: {completion.finish_detail})")
         if self.reader.interactive:
-            aside(f"{rates(completion)}, {context_use(completion, self.llm.context)}")
+            aside(f"{rates(completion)}, context {context_use(completion, self.llm.context)}")
 
     def _keep(self) -> None:
         """Saves the conversation for `/load last`; a chat goes on where that is not possible."""
@@ -172,7 +172,7 @@ class Session:
         note(f"prefill      {completion.prefill_seconds:.3f} s")
         note(f"answer       {rates(completion)}")
         note(f"ended by     {completion.finish_reason}: {completion.finish_detail}")
-        note(f"{context_use(completion, self.llm.context)}")
+        note(f"context      {context_use(completion, self.llm.context)}")
 
     def _save(self, rest: str) -> None:
         path = self._path(rest)

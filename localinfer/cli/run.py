@@ -8,6 +8,8 @@ import typer
 from localinfer.cli.options import Backend, Context, Json, KvType, Model, Template, Threads, with_sampling
 from localinfer.cli.output import aside, emit, emit_json, note
 
+PATIENCE_SECONDS = 2.0
+
 if TYPE_CHECKING:
     from localinfer.engine.llm import LLM, TextStream
 
@@ -69,7 +71,7 @@ def command(
 
             cached, prefill = completion.cached_tokens, completion.prefill_tokens_per_second
             aside(f"prompt {completion.prompt_tokens} tokens ({cached} cached), {prefill:.1f} tokens/s")
-            aside(f"answer {rates(completion)}; {context_use(completion, llm.context)}")
+            aside(f"answer {rates(completion)}; context {context_use(completion, llm.context)}")
 
 
 def _start(llm: "LLM", text: str, system: str, raw: bool, special: bool, sampling: dict[str, Any]) -> "TextStream":
@@ -85,7 +87,11 @@ def _read_prompt(argument: str) -> str:
     """The argument and standard input, which loses the newline at its end."""
     from localinfer.errors import LocalInferError
 
-    given = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    given = b""
+    if sys.stdin is not None and not sys.stdin.isatty():
+        if argument:
+            _say_if_waiting()
+        given = sys.stdin.buffer.read()
     try:
         text = given.decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
@@ -96,3 +102,13 @@ def _read_prompt(argument: str) -> str:
     if not prompt:
         raise typer.BadParameter("there is no prompt: give one as an argument or on standard input")
     return prompt
+
+
+def _say_if_waiting() -> None:
+    """Whoever started us may have left its end of a pipe open without meaning to write."""
+    import contextlib
+    import select
+
+    with contextlib.suppress(OSError):
+        if not select.select([sys.stdin], [], [], PATIENCE_SECONDS)[0]:
+            note("note: waiting for standard input to end; </dev/null says that there is none")

@@ -14,7 +14,7 @@ def rates(completion: "Completion") -> str:
 
 
 def context_use(completion: "Completion", context: int) -> str:
-    return f"context {completion.prompt_tokens + len(completion.tokens)} of {context}"
+    return f"{completion.prompt_tokens + len(completion.tokens)} of {context} tokens"
 
 
 def as_data(completion: "Completion", llm: "LLM") -> dict[str, Any]:

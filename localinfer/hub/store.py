@@ -52,10 +52,14 @@ def model_file(name: str) -> Path | None:
 def installed() -> list[Installed]:
     """Everything in the store, by name. A folder whose record is missing or unreadable is a FormatError."""
     try:
-        folders = sorted(entry.path for entry in os.scandir(models_folder()) if not entry.name.startswith("."))
+        folders = sorted(entry.path for entry in os.scandir(models_folder()) if _is_model(entry))
     except FileNotFoundError:
         return []
     return sorted((read_record(Path(folder)) for folder in folders), key=lambda model: model.name)
+
+
+def _is_model(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir() and not entry.name.startswith(".")
 
 
 def read_record(folder: Path) -> Installed:
