@@ -16,14 +16,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Self
 
 import pytest
 
+from localinfer.cli.chat_session import Session
 from localinfer.cli.conversation import Conversation, last_path, load
 from localinfer.cli.interrupt import interrupt_calls, interrupt_ends
 from localinfer.cli.messages import MessageReader
+from localinfer.engine.sampling import SamplingParams
 from localinfer.errors import FormatError, LocalInferError
 from scripted_model import write_scripted_model
 
@@ -420,3 +423,23 @@ def test_a_chat_needs_a_chat_model(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.decode()) == (0, "Hello, wide 🌍!\n"), done.stderr
     done = subprocess.run([*command, "--template", "absent"], input=b"hi\n", capture_output=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, b"")
+
+
+def test_a_chat_goes_on_where_nothing_can_be_saved(scripted: str, tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file where the folder should be")
+    command = [sys.executable, "-m", "localinfer", "chat", scripted]
+    done = subprocess.run(command, input=b"hi\nhi\n", capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout.decode()) == (0, 2 * "Hello, wide 🌍!\n")
+    assert done.stderr.count(b"/load last will not find this conversation") == 1
+
+
+@pytest.mark.parametrize("field", fields(SamplingParams), ids=lambda field: field.name)
+def test_every_sampling_parameter_can_be_set(field: Field[object]) -> None:
+    session = Session(None, None, Conversation(), SamplingParams(max_tokens=2))  # type: ignore[arg-type]
+    text, value = {"bool": ("true", True), "float": ("0.5", 0.5), "tuple[str, ...]": ("a b", ("a b",))}.get(
+        str(field.type), ("1", (1,) if "tuple" in str(field.type) else 1)
+    )
+    session.run_command(f"/params {field.name} {text}")
+    assert getattr(session.params, field.name) == value
+    session.run_command(f"/params {field.name} default")
+    assert session.params == SamplingParams(max_tokens=2)

@@ -89,15 +89,19 @@ class Session:
                 error(problem.message, problem.hint)
 
     def _take(self, message: Message) -> None:
-        word, _, rest = message.text.strip().partition(" ")
-        if message.quoted or "\n" in message.text or not word.startswith("/"):
+        if message.quoted or "\n" in message.text or not message.text.lstrip().startswith("/"):
             self._answer(message.text)
-        elif word in self._commands:
-            self._commands[word](rest.strip())
         else:
+            self.run_command(message.text.strip())
+
+    def run_command(self, line: str) -> None:
+        """Runs a line such as "/params top_k 40"; LocalInferError says what is wrong with it."""
+        word, _, rest = line.partition(" ")
+        if word not in self._commands:
             raise LocalInferError(
                 f"there is no command {word}", '/help lists them; to send such a message, put it between """ and """'
             )
+        self._commands[word](rest.strip())
 
     def _answer(self, message: str) -> None:
         asked = {"role": "user", "content": message}

@@ -8,10 +8,10 @@ import typer
 from localinfer.cli.options import Backend, Context, Json, KvType, Model, Template, Threads, with_sampling
 from localinfer.cli.output import aside, emit, emit_json, note
 
-PATIENCE_SECONDS = 2.0
-
 if TYPE_CHECKING:
     from localinfer.engine.llm import LLM, TextStream
+
+PATIENCE_SECONDS = 2.0
 
 
 @with_sampling

@@ -7,10 +7,10 @@ import typer
 from localinfer.cli.options import Json, Model
 from localinfer.cli.output import emit, emit_json, emit_table, harmless, size
 
-MAX_LISTED = 32
-
 if TYPE_CHECKING:
     from localinfer.formats.gguf import GGUFFile
+
+MAX_LISTED = 32
 
 
 def command(
