@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from gguf_files import write_gguf
 from localinfer.engine.engine import Engine, Request
+from localinfer.engine.runner import batch_of_chunks
 from localinfer.engine.sampling import SamplingParams
+from localinfer.engine.sequence import Chunk, Sequence
 from localinfer.engine.stop import StopMatcher
 from localinfer.errors import ContextLengthError, LocalInferError
 from localinfer.formats.gguf import open_gguf
@@ -184,6 +186,36 @@ def test_bad_prompts_are_refused() -> None:
         e.add_request([1], SamplingParams(stop=("a",)))
 
 
+def test_a_batch_tells_tokens_places_and_wanted_rows() -> None:
+    unfinished = Sequence(0, array("i", range(10)), 10, blocks=[7, 3], computed=4)
+    finishing = Sequence(1, array("i", range(20, 26)), 6, blocks=[1, 5], computed=4)
+    batch = batch_of_chunks([Chunk(unfinished, 3), Chunk(finishing, 2)])
+    assert list(batch.tokens) == [4, 5, 6, 24, 25]
+    assert list(batch.positions) == [4, 5, 6, 4, 5]
+    assert list(batch.starts) == [0, 3, 5]
+    assert list(batch.block_table) == [7, 3, 1, 5]
+    assert list(batch.table_starts) == [0, 2, 4]
+    assert list(batch.logit_rows) == [4]
+
+
+def test_rows_of_logits_go_to_the_sequences_they_are_of() -> None:
+    """With small pieces, a prompt that is not finished stands before others that are."""
+    e = engine(Alphabet(), sequences=3, chunk=2)
+    requests = [
+        e.add_request(range(0, 5), SamplingParams(max_tokens=3)),
+        *(e.add_request([start], SamplingParams(max_tokens=3)) for start in (6, 12)),
+    ]
+    e.step()
+    late = e.add_request([20], SamplingParams(max_tokens=3))
+    drain(e)
+    assert [list(request.generated) for request in (*requests, late)] == [
+        [5, 6, 7],
+        [7, 8, 9],
+        [13, 14, 15],
+        [21, 22, 23],
+    ]
+
+
 def test_broken_logits_end_one_request_and_not_the_others() -> None:
     model = Alphabet()
     model.broken = {10}
@@ -253,7 +285,7 @@ def test_an_interrupted_step_leaves_everything_as_it_was() -> None:
         model.before_step = interrupt
         with pytest.raises(KeyboardInterrupt):
             e.step()
-        assert request.sequence.computed + 1 >= len(request.sequence.tokens) or request.sequence.computed == 0
+        assert len(request.sequence.blocks) == e.kv.blocks_for(request.sequence.computed)
         e.step()
     drain(e)
     assert list(request.generated) == [3, 4, 5, 6]

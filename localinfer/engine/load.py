@@ -18,7 +18,7 @@ from localinfer.kernels.base import Backend, Progress
 from localinfer.text.tokenizer import Tokenizer
 
 # What a chat samples with unless the model file or the caller says otherwise.
-CHAT_DEFAULTS = SamplingParams(temperature=0.7, top_p=0.95)
+CHAT_DEFAULTS = SamplingParams(temperature=0.7, top_k=40, top_p=0.95)
 
 # general.sampling.NAME in a file -> the parameter, and its kind
 _SAMPLING_KEYS = {

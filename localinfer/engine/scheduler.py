@@ -43,21 +43,19 @@ class Scheduler:
         """The next step; empty only if there is nothing to do."""
         chunks: list[Chunk] = []
         budget = self.max_tokens - sum(s.remaining == 1 for s in self.running)  # what is left for prompts
-        preempted = False
         for sequence in list(self.running):
             if sequence not in self.running:
                 break  # preempted just now, as are all that came later
             decodes = sequence.remaining == 1
             count = 1 if decodes else min(sequence.remaining, self.chunk, budget)
             while not self.kv.grow(sequence, sequence.computed + count):
-                preempted = True
                 if self._preempt_last() is sequence:
                     break
             else:
                 if count > 0:
                     budget -= 0 if decodes else count
                     chunks.append(Chunk(sequence, count))
-        while self.waiting and not preempted and budget > 0 and len(self.running) < self.max_sequences:
+        while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
             sequence = self.waiting[0]
             if not self._admit(sequence):
                 break
@@ -82,7 +80,10 @@ class Scheduler:
                 self.kv.trim(chunk.sequence)
 
     def _admit(self, sequence: Sequence) -> bool:
-        """The first that waits runs, if the pool has room for all its tokens (which are allocated piece by piece)."""
+        """The first that waits runs, if the pool has room for all its tokens (which are allocated piece by piece).
+
+        So a sequence that was preempted for want of a block does not come back in the same step.
+        """
         self.kv.admit(sequence)
         missing = self.kv.blocks_for(len(sequence.tokens)) - len(sequence.blocks)
         if missing > self.kv.free:
