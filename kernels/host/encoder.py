@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 from weakref import finalize
@@ -22,6 +22,10 @@ _KINDS: tuple[ModelKind, ...] = ("bpe", "spm", "word_piece", "unigram", "rwkv", 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 _MESSAGE_BYTES = 256
+_FLAGS = (  # of EncoderOptions, in the order of the native struct
+    *("byte_level", "escape_spaces", "whole_words", "whole_lines", "drop_spaces", "lowercase"),
+    *("strip_accents", "space_prefix", "merge_spaces", "space_suffix"),
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class EncoderOptions:
     space_suffix: bool = False
     charsmap: bytes = b""  # SentencePiece's precompiled normalization rules
     strip_left: tuple[int, ...] = ()  # special tokens that swallow whitespace before them
-    strip_right: tuple[int, ...] = field(default=())  # and after them
+    strip_right: tuple[int, ...] = ()  # and after them
 
 
 class _Strings(ctypes.Structure):
@@ -72,13 +76,7 @@ class _Config(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("kind", "unknown")),
-        *(
-            (name, ctypes.c_int32)
-            for name in (
-                *("byte_level", "escape_spaces", "whole_words", "whole_lines", "drop_spaces"),
-                *("lowercase", "strip_accents", "space_prefix", "merge_spaces", "space_suffix"),
-            )
-        ),
+        *((name, ctypes.c_int32) for name in _FLAGS),
         ("n_rules", ctypes.c_int32),
         ("rules", ctypes.POINTER(ctypes.c_char_p)),
         ("merges", _Strings),
@@ -186,8 +184,6 @@ class NativeEncoder:
             merges = StringArray(memoryview(b""), array("Q"), array("Q"))
         rules = (ctypes.c_char_p * len(options.split_rules))(*(rule.encode() for rule in options.split_rules))
         strip_left, strip_right = array("i", options.strip_left), array("i", options.strip_right)
-        flags = ("byte_level", "escape_spaces", "whole_words", "whole_lines", "drop_spaces", "lowercase")
-        flags += ("strip_accents", "space_prefix", "merge_spaces", "space_suffix")
         config = _Config(
             kind=_KINDS.index(options.kind),
             unknown=options.unknown_id,
@@ -197,7 +193,7 @@ class NativeEncoder:
             charsmap=_Bytes(options.charsmap, len(options.charsmap)),
             strip_left=_Ids(*strip_left.buffer_info()),
             strip_right=_Ids(*strip_right.buffer_info()),
-            **{flag: int(getattr(options, flag)) for flag in flags},
+            **{flag: int(getattr(options, flag)) for flag in _FLAGS},
         )
         self._keep = (vocabulary, merges, options)  # the native side points into these
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)

@@ -54,22 +54,25 @@ class Marker:
     def parts(self, rendered: str) -> list[tuple[str, bool]] | None:
         """(text, whether the template wrote it); an empty untrusted part stands where a text was cut.
 
-        None if contents were marked as a whole and a template took one apart, or if no characters were left for marks.
+        None if contents were marked as a whole and a template took one apart, if it turned one around, or if no
+        characters were left for marks.
         """
         if not self._begin:
             return None
         parts: list[tuple[str, bool]] = []
         pieces = re.split(f"([{self._begin}{self._end}])", rendered)  # text, mark, text, mark, ..., text
-        index = 0
+        index, open_marks = 0, 0
         while index < len(pieces):
             if pieces[index]:
                 parts.append((pieces[index], True))
-            if pieces[index + 1 : index + 4 : 2] == [self._begin, self._end] and pieces[index + 2] in self._texts:
+            marks = pieces[index + 1 : index + 4 : 2]
+            if marks == [self._begin, self._end] and pieces[index + 2] in self._texts:
                 parts.append((pieces[index + 2], False))
                 index += 4
                 continue
-            if index + 1 < len(pieces):
-                if self._whole_contents:
+            if marks:  # a text was cut
+                open_marks += 1 if marks[0] == self._begin else -1
+                if self._whole_contents or open_marks < 0:
                     return None
                 parts.append(("", False))
             index += 2
