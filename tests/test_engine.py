@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from gguf_files import write_gguf
 from localinfer.engine.engine import Engine, Request
 from localinfer.engine.runner import batch_of_chunks
+from localinfer.engine.sampler import Sampler
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.sequence import Chunk, Sequence
 from localinfer.engine.stop import StopMatcher
@@ -184,6 +185,24 @@ def test_bad_prompts_are_refused() -> None:
         e.add_request([1], SamplingParams(stop_token_ids=(26,)))
     with pytest.raises(LocalInferError, match="decoder"):
         e.add_request([1], SamplingParams(stop=("a",)))
+
+
+@pytest.mark.parametrize(
+    ("penalties", "expected"),
+    [
+        ({}, 5),
+        ({"presence_penalty": 0.5}, 5),  # 5 stands in the prompt only
+        ({"repetition_penalty": 2.0}, 7),
+        ({"repetition_penalty": 2.0, "penalty_window": 1}, 5),
+        ({"presence_penalty": 0.5, "penalty_window": 2}, 5),
+    ],
+)
+def test_penalties_know_prompt_and_answer_apart(penalties: dict[str, Any], expected: int) -> None:
+    logits = array("f", [0, 0, 0, 0, 0, 1.0, 0.9, 0.8])
+    sequence = Sequence(0, array("i", [6, 5, 6]), prompt_length=2)
+    sampler = Sampler(len(logits))
+    token, _ = sampler.draw(logits.buffer_info()[0], sequence, SamplingParams(**penalties), 0, None)
+    assert token == expected
 
 
 def test_a_batch_tells_tokens_places_and_wanted_rows() -> None:

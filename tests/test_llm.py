@@ -179,9 +179,11 @@ def test_leaving_or_dropping_a_stream_ends_it(llm: LLM) -> None:
         next(stream)
     dropped = llm.chat(FOREVER, stream=True, temperature=0)
     next(dropped)
+    request = dropped._request
     del dropped
     gc.collect()
     assert llm.chat(HELLO, temperature=0).text == TEXT
+    assert request.finish_reason == "cancelled"
     assert not llm._engine.has_work
 
 
