@@ -192,9 +192,9 @@ def test_a_draw_is_the_inverse_of_the_cumulative_distribution() -> None:
 
 
 def test_randomness_depends_on_seed_and_position_alone() -> None:
-    logits = random_row(8, 1000)
+    logits, others = random_row(8, 1000), random_row(9, 1000)
     used, fresh = NativeSampler(1000), NativeSampler(1000)
-    used.sample(random_row(9, 1000).ctypes.data, temperature=1.0, seed=1)
+    used.sample(others.ctypes.data, temperature=1.0, seed=1)
     seen = {}
     for seed in range(20):
         for position in range(20):
