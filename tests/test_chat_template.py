@@ -13,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from localinfer.errors import FormatError, LocalInferError
 from localinfer.text.chat_template import CHATML, ChatTemplate, chatml, encode_chat, template_for
-from test_tokenizer import published
+from vocabularies import published
 
 TEMPLATES = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "templates"
 NAMES = sorted(path.name for path in TEMPLATES.glob("*.jinja"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from localinfer.text.detokenizer import Detokenizer
 from localinfer.text.tokenizer import Tokenizer
-from test_tokenizer import NORMAL, SPM_TOKENS, bpe, published, spm
+from vocabularies import NORMAL, SPM_TOKENS, bpe, published, spm
 
 
 def stream(tokenizer: Tokenizer, ids: list[int], **options: bool) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,24 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localinfer.errors import FormatError, LocalInferError, UnsupportedError
-from localinfer.formats.gguf import open_gguf
 from localinfer.text.chat_template import encode_chat
 from localinfer.text.tokenizer import Tokenizer, load_tokenizer, pack_strings
-
-VOCABULARIES = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "vocab"
-NAMES = ("bert-bge", "deepseek-llm", "falcon", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2")
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-
-
-def vocabulary_file(name: str) -> Path:
-    path = VOCABULARIES / f"ggml-vocab-{name}.gguf"
-    if not path.exists():
-        pytest.skip("the published vocabularies are not beside the checkout")
-    return path
-
-
-def published(name: str) -> Tokenizer:
-    return load_tokenizer(open_gguf(vocabulary_file(name)).metadata)
+from vocabularies import (
+    BYTE,
+    CONTROL,
+    NAMES,
+    NORMAL,
+    SPM_TOKENS,
+    UNKNOWN,
+    USER_DEFINED,
+    bpe,
+    published,
+    spm,
+    vocabulary_file,
+    words,
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,62 +50,9 @@ def test_published_vectors_are_exact(name: str) -> None:
 @given(text=st.text(st.characters(exclude_categories=("Cs",)), max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_encoding_loses_nothing(name: str, text: str) -> None:
-    tokenizer = _cached(name)
+    tokenizer = published(name)
     # Texts that spell out a token with a type of its own come back as that token is written: the same.
     assert tokenizer.decode(tokenizer.encode(text, add_special=False, parse_special=False)) == text
-
-
-_loaded: dict[str, Tokenizer] = {}
-
-
-def _cached(name: str) -> Tokenizer:
-    if name not in _loaded:
-        _loaded[name] = published(name)
-    return _loaded[name]
-
-
-def bpe(tokens: list[str], merges: list[str], types: list[int] | None = None, **more: Any) -> Tokenizer:
-    return load_tokenizer(
-        {
-            "tokenizer.ggml.model": "gpt2",
-            "tokenizer.ggml.pre": "gpt-2",
-            "tokenizer.ggml.tokens": tokens,
-            "tokenizer.ggml.merges": merges,
-            "tokenizer.ggml.token_type": types or [NORMAL] * len(tokens),
-            **{f"tokenizer.ggml.{key}": value for key, value in more.items()},
-        }
-    )
-
-
-def spm(tokens: list[tuple[str, float, int]], **more: Any) -> Tokenizer:
-    texts, scores, types = zip(*tokens, strict=True)
-    return load_tokenizer(
-        {
-            "tokenizer.ggml.model": "llama",
-            "tokenizer.ggml.tokens": list(texts),
-            "tokenizer.ggml.scores": list(scores),
-            "tokenizer.ggml.token_type": list(types),
-            **{f"tokenizer.ggml.{key}": value for key, value in more.items()},
-        }
-    )
-
-
-def words(tokenizer: Tokenizer, text: str, **how: bool) -> list[str]:
-    options = {"add_special": False, "parse_special": False, **how}
-    return [tokenizer.token_bytes(i).decode("utf-8", "replace") for i in tokenizer.encode(text, **options)]
-
-
-SPM_TOKENS = [
-    ("<unk>", 0.0, UNKNOWN),
-    ("<s>", 0.0, CONTROL),
-    ("</s>", 0.0, CONTROL),
-    *((f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)),
-    *((char, -100.0, NORMAL) for char in "▁abs<>"),
-    ("▁a", -1.0, NORMAL),
-    ("ab", -2.0, NORMAL),
-    ("bb", -0.5, NORMAL),
-    ("<s", -3.0, NORMAL),
-]
 
 
 def test_the_earliest_merge_goes_first_and_the_leftmost_among_equals() -> None:
@@ -248,7 +194,7 @@ def test_plamo2_takes_the_cheapest_cut() -> None:
 @pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "llama-spm", "deepseek-llm", "bert-bge"])
 @pytest.mark.parametrize("run", ["a", " ", "\n", "1", "<", "é", "a b"])
 def test_long_runs_take_linear_time(name: str, run: str) -> None:
-    tokenizer = _cached(name)
+    tokenizer = published(name)
 
     def seconds(count: int) -> float:
         start = time.thread_time()
@@ -260,14 +206,14 @@ def test_long_runs_take_linear_time(name: str, run: str) -> None:
 
 
 def test_a_megabyte() -> None:
-    tokenizer = _cached("llama-spm")
+    tokenizer = published("llama-spm")
     for run in ("a", " "):
         text = run * 1_000_000
         assert tokenizer.decode(tokenizer.encode(text, add_special=False, parse_special=False)) == text
 
 
 def test_text_that_is_no_unicode_becomes_replacement_characters() -> None:
-    tokenizer = _cached("gpt-2")
+    tokenizer = published("gpt-2")
     for raw in (b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xf0\x9f\x92"):
         ids = tokenizer.encode(raw, add_special=False, parse_special=False)
         assert tokenizer.decode(ids) == raw.decode("utf-8", "replace")
@@ -278,7 +224,7 @@ def test_text_without_tokens_is_an_error_that_names_it() -> None:
     with pytest.raises(LocalInferError, match="no token for 'z'"):
         bpe(["a"], [], pre="gemma4", bos_token_id=0).encode("az", add_special=False, parse_special=False)
     with pytest.raises(LocalInferError, match=r"no token for '\\x19'"):
-        _cached("falcon").encode("a\x19", add_special=False, parse_special=False)
+        published("falcon").encode("a\x19", add_special=False, parse_special=False)
     with pytest.raises(LocalInferError, match="outside the vocabulary of 1 tokens"):
         bpe(["a"], []).decode([1])
 
@@ -328,3 +274,34 @@ def test_a_missing_splitting_rule_is_announced() -> None:
 def test_strings_in_one_buffer() -> None:
     strings = pack_strings(["a", b"\xff", "", "é"])
     assert [strings.raw(i) for i in range(4)] == [b"a", b"\xff", b"", "é".encode()]
+
+
+def test_vocabularies_that_make_no_sense_do_no_harm() -> None:
+    random = Random(5)
+
+    def noise(size: int) -> bytes:
+        return bytes(random.choice(b"\0 ab<>\\x\xc3\xa9\xe2\x96\x81\xf0\xff") for _ in range(random.randrange(size)))
+
+    for _ in range(300):
+        model = random.choice(["gpt2", "gemma4", "llama", "bert", "t5", "rwkv", "plamo2", "whitespace"])
+        tokens = [noise(9) for _ in range(random.randrange(40))]
+        tokens += [b"<0x%02X>" % byte for byte in range(256)] if model == "plamo2" else []
+        keys: dict[str, Any] = {
+            "model": model,
+            "pre": random.choice(["gpt-2", "llama-bpe", "deepseek-llm", "exaone-moe", "tiny_aya", "kimi-k2"]),
+            "tokens": pack_strings(tokens),
+            "merges": pack_strings([noise(9) for _ in range(40)]),
+            "token_type": array("i", [random.choice([-1, 0, 1, 1, 2, 3, 4, 5, 6, 99]) for _ in tokens]),
+            "scores": array("f", [random.choice([0, -1, -2, float("nan"), float("inf"), 1e38]) for _ in tokens]),
+            "unknown_token_id": 0,
+            "eos_token_id": random.randrange(60),
+            "precompiled_charsmap": array("B", b"\x40\0\0\0" + random.randbytes(100)),
+        }
+        with suppress(LocalInferError):
+            tokenizer = load_tokenizer({f"tokenizer.ggml.{key}": value for key, value in keys.items()})
+            for _ in range(3):
+                text = b"".join([*random.choices([b"a", *tokens], k=6), noise(12)])
+                ids = tokenizer.encode(text, add_special=False, parse_special=True)
+                assert all(0 <= token < tokenizer.vocab_size for token in ids)
+                tokenizer.decode(ids)
+                tokenizer.decode(range(tokenizer.vocab_size))

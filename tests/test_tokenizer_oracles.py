@@ -15,8 +15,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 
 from localinfer.text.tokenizer import Tokenizer as OurTokenizer
 from localinfer.text.tokenizer import load_tokenizer
-
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+from vocabularies import CONTROL, NORMAL, UNKNOWN
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog, and it's not the first time.",

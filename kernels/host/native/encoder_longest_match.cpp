@@ -9,9 +9,9 @@ namespace li {
 
 std::string unescape_rwkv(const Bytes& token) {
     std::string out;
-    const auto digit = [&](uint64_t i) {
+    const auto digit = [&](uint64_t i) -> unsigned {
         const uint8_t c = i < token.size ? token.data[i] : '0';
-        return c >= 'a' ? c - 'a' + 10 : c - '0';
+        return c >= 'a' && c <= 'f' ? c - 'a' + 10u : c >= '0' && c <= '9' ? c - '0' + 0u : 0u;
     };
     for (uint64_t i = 0; i < token.size; i++) {
         char c = static_cast<char>(token.data[i]);
@@ -145,9 +145,10 @@ class Plamo2 : public Model {
 
   private:
     static constexpr int64_t kUnknownCost = 10000000;
+    static constexpr float kScoreLimit = 2e5f; // beyond, and NaN: no score
 
     bool matches(int32_t id) const {
-        return vocabulary_.is_plain(id) && vocabulary_.type(id) != byte_token && std::isfinite(vocabulary_.score(id));
+        return vocabulary_.is_plain(id) && vocabulary_.type(id) != byte_token && std::fabs(vocabulary_.score(id)) < kScoreLimit;
     }
 
     const Vocabulary& vocabulary_;
