@@ -40,7 +40,8 @@ struct PackedMatrix {
     size_t group_bytes;
 };
 
-// Input rows in both forms; a kernel reads the one that its weight type needs. Strides in elements.
+// Input rows in both forms; a kernel reads the one that its weight type needs. Strides in elements. A `q_stride` that is
+// a multiple of 1024 costs speed (rows of a tile would share cache sets): add 64 to it then.
 struct Activations {
     int32_t cols;
     const float* x;

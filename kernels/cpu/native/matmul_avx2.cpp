@@ -65,9 +65,96 @@ LI_INLINE __m256 dot_scaled(const __m256i* w, const int8_t* q, Scale scale) {
     return _mm256_cvtepi32_ps(integer_dot<weight>(w, q, scale));
 }
 
-constexpr bool kFixedTiles = false; // one kernel for any number of tokens
-constexpr int kTileTokens = 16;     // tokens that pass over a panel together
-#define LI_TILES "matmul_tiles_avx2.inl"
+// Tokens per tile: more would not leave enough registers for addresses.
+constexpr int tile_tokens(Weight) {
+    return 4;
+}
+
+LI_INLINE __m256i load_vector(const uint8_t* p) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+}
+
+// Stops the compiler from reordering a sum of integers into a tree, for which there are not enough registers.
+LI_INLINE void keep_order(__m256i& sum) {
+    asm("" : "+x"(sum));
+}
+
+// 16-bit sums over `count` steps of 4 k.
+template <int T>
+LI_INLINE void short_sums(const uint8_t (*steps)[2][32], const int8_t* q, size_t stride, int count, __m256i (*sum)[2]) {
+#pragma GCC unroll 4
+    for (int c = 0; c < count; c++) {
+        const __m256i w0 = load_vector(steps[c][0]), w1 = load_vector(steps[c][1]);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; t++) {
+            const __m256i x = broadcast4(q + t * stride + 4 * c);
+            const __m256i p0 = _mm256_maddubs_epi16(w0, x), p1 = _mm256_maddubs_epi16(w1, x);
+            sum[t][0] = c ? _mm256_add_epi16(sum[t][0], p0) : p0;
+            keep_order(sum[t][0]);
+            sum[t][1] = c ? _mm256_add_epi16(sum[t][1], p1) : p1;
+            keep_order(sum[t][1]);
+        }
+    }
+}
+
+// 16-bit sums of products over 4 k each hold as long as in integer_dot.
+template <Weight weight, int T>
+LI_INLINE void tile_integer_dot(const uint8_t (*steps)[2][32], const int8_t* q, size_t stride, const __m256i* scale,
+                                __m256i (*sum)[2]) {
+    if constexpr (weight == Weight::s8) {
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) {
+#pragma GCC unroll 2
+            for (int r = 0; r < 2; r++) {
+                const __m256i w = load_vector(steps[c][r]), magnitude = _mm256_abs_epi8(w);
+#pragma GCC unroll 8
+                for (int t = 0; t < T; t++) {
+                    const __m256i x = _mm256_sign_epi8(broadcast4(q + t * stride + 4 * c), w);
+                    const __m256i p = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, x), scale[r]);
+                    sum[t][r] = c ? _mm256_add_epi32(sum[t][r], p) : p;
+                    keep_order(sum[t][r]);
+                }
+            }
+        }
+    } else if constexpr (weight == Weight::u6) {
+        __m256i room[T][2], (*low)[2] = room;
+        asm("" : "+r"(low)); // in memory: the second half needs the registers
+        short_sums<T>(steps, q, stride, 2, sum);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; t++)
+#pragma GCC unroll 2
+            for (int r = 0; r < 2; r++)
+                low[t][r] = _mm256_madd_epi16(sum[t][r], scale[r]);
+        short_sums<T>(steps + 2, q + 8, stride, 2, sum);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; t++)
+#pragma GCC unroll 2
+            for (int r = 0; r < 2; r++)
+                sum[t][r] = _mm256_add_epi32(low[t][r], _mm256_madd_epi16(sum[t][r], scale[r]));
+    } else {
+        short_sums<T>(steps, q, stride, 4, sum);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; t++)
+#pragma GCC unroll 2
+            for (int r = 0; r < 2; r++)
+                sum[t][r] = _mm256_madd_epi16(sum[t][r], scale[r]);
+    }
+}
+
+template <Weight weight, int T>
+LI_INLINE void tile_dot(const uint8_t (*steps)[2][32], const int8_t* q, size_t stride, const int32_t*, size_t,
+                        __m256i (*sum)[2]) {
+    const __m256i ones[2] = {_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
+    tile_integer_dot<weight, T>(steps, q, stride, ones, sum);
+}
+
+template <Weight weight, int T>
+LI_INLINE void tile_dot_scaled(const uint8_t (*steps)[2][32], const int8_t* q, size_t stride, const uint8_t* scales,
+                               __m256i (*sum)[2]) {
+    const __m256i scale[2] = {load_vector(scales), load_vector(scales + 32)};
+    tile_integer_dot<weight, T>(steps, q, stride, scale, sum);
+}
+
 #include "matmul_x86.inl"
 
 LI_INLINE Scale lane_scale(__m256i bytes, int lane) {

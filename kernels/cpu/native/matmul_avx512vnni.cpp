@@ -55,9 +55,46 @@ LI_INLINE __m256 dot_scaled(const __m256i* w, const int8_t* q, Scale scale) {
     return _mm256_cvtepi32_ps(_mm256_mullo_epi32(integer_dot<weight>(w, q, nullptr), scale));
 }
 
-constexpr bool kFixedTiles = true; // one kernel per number of tokens
-constexpr int kTileTokens = 6;     // tokens that pass over a panel together
-#define LI_TILES "matmul_tiles_vnni.inl"
+// Tokens per tile: as many as have their integer and float sums in registers.
+constexpr int tile_tokens(Weight) {
+    return 6;
+}
+
+LI_INLINE __m256i load_vector(const uint8_t* p) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+}
+
+template <Weight weight, int T>
+LI_INLINE void tile_dot(const uint8_t (*steps)[2][32], const int8_t* q, size_t stride, const int32_t* offset,
+                        size_t offset_stride, __m256i (*sum)[2]) {
+#pragma GCC unroll 8
+    for (int t = 0; t < T; t++)
+        sum[t][0] = sum[t][1] =
+            weight == Weight::s8 ? _mm256_set1_epi32(offset[t * offset_stride]) : _mm256_setzero_si256();
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+        const __m256i w0 = load_vector(steps[c][0]), w1 = load_vector(steps[c][1]);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; t++) {
+            const __m256i x = broadcast4(q + t * stride + 4 * c);
+            sum[t][0] = _mm256_dpbusd_epi32(sum[t][0], w0, x);
+            sum[t][1] = _mm256_dpbusd_epi32(sum[t][1], w1, x);
+        }
+    }
+}
+
+template <Weight weight, int T>
+LI_INLINE void tile_dot_scaled(const uint8_t (*steps)[2][32], const int8_t* q, size_t stride, const uint8_t* scales,
+                               __m256i (*sum)[2]) {
+    const __m256i scale[2] = {load_vector(scales), load_vector(scales + 32)};
+    tile_dot<weight, T>(steps, q, stride, nullptr, 0, sum);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; t++)
+#pragma GCC unroll 2
+        for (int r = 0; r < 2; r++)
+            sum[t][r] = _mm256_mullo_epi32(sum[t][r], scale[r]);
+}
+
 #include "matmul_x86.inl"
 
 LI_INLINE Scale lane_scale(__m256i bytes, int lane) {

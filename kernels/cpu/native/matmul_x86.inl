@@ -5,16 +5,17 @@
 //   Scale, integer_scale(...)  the form in which an integer scale of 8 rows is multiplied
 //   dot<weight>(w, q, offset)          float(sum over 16 k of w * q) of 8 rows
 //   dot_scaled<weight>(w, q, scale)    the same with the integer sum times the integer scale
+//   tile_tokens(weight), tile_dot, tile_dot_scaled    see matmul_tiles.inl
 // A vector of weights holds 4 consecutive k of 8 rows (byte 4 * row + i); w[4] are 16 k, q points at their 16
 // activations. Every kernel keeps to the chains of float operations in matmul.h.
 //
-// One to three tokens: weights are unpacked in registers, and several streams of groups are read at a time, because one
+// One to four tokens: weights are unpacked in registers, and several streams of groups are read at a time, because one
 // stream does not saturate the memory bus. More tokens: 16 rows x 256 k are unpacked to a panel that stays in the
 // first-level cache while all tokens of a block pass over it.
 
-constexpr int kDirectTokens = 3; // most tokens for which weights are unpacked in registers
+constexpr int kDirectTokens = 4; // most tokens for which weights are unpacked in registers
 constexpr int kTileWidth = 6;    // most tokens in one register tile
-constexpr int kBlockTokens = 128;     // tokens that share one unpacking
+constexpr int kBlockTokens = 128;     // tokens that share one unpacking to a panel
 constexpr int kPanelSubs = 8;              // sub-blocks of 32 k in a panel
 constexpr size_t kOffsetRoom = 16384; // integer offsets of one block of tokens (64 KiB of stack)
 
@@ -40,6 +41,12 @@ struct Rows {
         return rows;
     }
 };
+
+// The offset of token t's group g of 16 activations, for weights that need one; else null.
+template <Weight weight>
+LI_INLINE const int32_t* offset_at(const Rows& rows, int t, size_t g) {
+    return kOffsetWeights && weight == Weight::s8 ? rows.offset + t * rows.offset_stride + g : nullptr;
+}
 
 // Keeps the compiler from sharing loads (broadcast activations) across this point, which costs it more registers than
 // there are.
@@ -206,9 +213,9 @@ LI_INLINE void direct_simple(const uint8_t* const (&data)[G], int32_t blocks, co
             for (int t = 0; t < T; t++) {
                 const int8_t* q = rows.q + t * rows.q_stride + 32 * b;
                 const float* scale = rows.scale + t * rows.scale_stride + 2 * b;
-                const int32_t* offset = kOffsetWeights ? rows.offset + t * rows.offset_stride + 2 * b : nullptr;
-                __m256 sum = _mm256_mul_ps(dot<Format::kWeight>(w, q, offset), broadcast(scale));
-                sum = _mm256_fmadd_ps(dot<Format::kWeight>(w + 4, q + 16, offset + 1), broadcast(scale + 1), sum);
+                const __m256 low = dot<Format::kWeight>(w, q, offset_at<Format::kWeight>(rows, t, 2 * b));
+                const __m256 high = dot<Format::kWeight>(w + 4, q + 16, offset_at<Format::kWeight>(rows, t, 2 * b + 1));
+                const __m256 sum = _mm256_fmadd_ps(high, broadcast(scale + 1), _mm256_mul_ps(low, broadcast(scale)));
                 __m256 total = _mm256_fmadd_ps(d, sum, acc[g][t]);
                 if constexpr (Format::kMin)
                     total = _mm256_fmadd_ps(m, broadcast(rows.sum32 + t * rows.sum32_stride + b), total);
@@ -243,7 +250,7 @@ LI_INLINE void direct_k(const uint8_t* const (&data)[G], int32_t blocks, const R
                 Format::unpack(*block[g], j, w);
                 const Scale scale = KScales::scale_of(scales[g], j);
                 const __m256 min = KScales::min_of(scales[g], j);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int t = 0; t < T; t++) {
                     const int8_t* q = rows.q + t * rows.q_stride + 256 * b + 32 * j;
                     const float* a = rows.scale + t * rows.scale_stride + 16 * b + 2 * j;
@@ -287,7 +294,7 @@ LI_INLINE void direct_q6_k(const uint8_t* const (&data)[G], int32_t blocks, cons
                 const int8_t* stored = block[g]->scales[2 * j];
                 const __m256 f0 = signed_scale(stored), f1 = signed_scale(stored + 8);
                 const Scale s0 = byte_scale(stored), s1 = byte_scale(stored + 8);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int t = 0; t < T; t++) {
                     const int8_t* q = rows.q + t * rows.q_stride + 256 * b + 32 * j;
                     const size_t at = t * rows.scale_stride + 16 * b + 2 * j;
@@ -392,6 +399,8 @@ void direct_tokens(const Output& out, const Rows& rows, int begin, int end) {
         return direct_range<Kernel, 1>(out, rows, begin, end);
     case 2:
         return direct_range<Kernel, 2>(out, rows, begin, end);
+    case 3:
+        return direct_range<Kernel, 3>(out, rows, begin, end);
     default:
         return direct_range<Kernel, kDirectTokens>(out, rows, begin, end);
     }
@@ -417,10 +426,12 @@ LI_INLINE void store_scale(Scale scale, uint8_t* to, int side) {
     std::memcpy(to + 32 * side, &scale, 32);
 }
 
-#include LI_TILES
+#include "matmul_tiles.inl"
 
 template <class Format>
 struct PanelSimple {
+    using Block = typename Format::Block;
+    static constexpr Weight kWeight = Format::kWeight;
     static constexpr int kColumns = 32; // per block
 
     LI_INLINE void fill(const uint8_t* data, int32_t first, int subs, int side, Panel& panel) {
@@ -436,13 +447,15 @@ struct PanelSimple {
         }
     }
     template <int T>
-    LI_INLINE void tile(const Panel& panel, int subs, const Rows& rows, size_t first, int count, float (*acc)[16]) {
-        tile_simple<Format::kWeight, Format::kMin, T>(panel, subs, rows, first, count, acc);
+    LI_INLINE void tile(const Panel& panel, int subs, const Rows& rows, size_t first, float (*acc)[16]) {
+        tile_simple<kWeight, Format::kMin, T>(panel, subs, rows, first, acc);
     }
 };
 
 template <class Format>
 struct PanelK {
+    using Block = typename Format::Block;
+    static constexpr Weight kWeight = Format::kWeight;
     static constexpr int kColumns = 256;
 
     LI_INLINE void fill(const uint8_t* data, int32_t first, int, int side, Panel& panel) {
@@ -460,12 +473,14 @@ struct PanelK {
         _mm256_store_ps(panel.m[0] + 8 * side, load_halves(block.m));
     }
     template <int T>
-    LI_INLINE void tile(const Panel& panel, int, const Rows& rows, size_t first, int count, float (*acc)[16]) {
-        tile_k<Format::kWeight, T>(panel, rows, first, count, acc);
+    LI_INLINE void tile(const Panel& panel, int, const Rows& rows, size_t first, float (*acc)[16]) {
+        tile_block<kWeight, T, 8, true>(panel, rows, first, rows.sum32 + first, rows.sum32_stride, acc);
     }
 };
 
 struct PanelQ6_K {
+    using Block = PackedQ6_K;
+    static constexpr Weight kWeight = Weight::u6;
     static constexpr int kColumns = 256;
 
     LI_INLINE void fill(const uint8_t* data, int32_t first, int, int side, Panel& panel) {
@@ -485,37 +500,50 @@ struct PanelQ6_K {
         _mm256_store_ps(panel.m[0] + 8 * side, _mm256_mul_ps(d, _mm256_set1_ps(-32.0f)));
     }
     template <int T>
-    LI_INLINE void tile(const Panel& panel, int, const Rows& rows, size_t first, int count, float (*acc)[16]) {
-        tile_q6_k<T>(panel, rows, first, count, acc);
+    LI_INLINE void tile(const Panel& panel, int, const Rows& rows, size_t first, float (*acc)[16]) {
+        tile_block<kWeight, T, 16, false>(panel, rows, first, rows.sum16 + 2 * first, rows.scale_stride, acc);
     }
 };
 
 template <class Kernel, int T>
-__attribute__((noinline)) void run_tile(const Panel& panel, int subs, const Rows& rows, size_t first, int count,
-                                        float (*acc)[16]) {
-    Kernel::template tile<T>(panel, subs, rows, first, count, acc);
+__attribute__((noinline)) void run_tile(const Panel& panel, int subs, const Rows& rows, size_t first, float (*acc)[16]) {
+    const Rows local = rows; // a copy that no store can change, so that its fields stay in registers
+    Kernel::template tile<T>(panel, subs, local, first, acc);
 }
 
 // Tokens [0, rows.count) over one panel, `first` being its first sub-block of 32 k.
 template <class Kernel>
 void run_tiles(const Panel& panel, int subs, const Rows& rows, size_t first, float (*acc)[16]) {
-    for (int t = 0; t < rows.count; t += kTileTokens) {
-        const int count = rows.count - t < kTileTokens ? rows.count - t : kTileTokens;
+    constexpr int kMost = tile_tokens(Kernel::kWeight);
+    for (int t = 0; t < rows.count; t += kMost) {
         const Rows tile = rows.from(t);
-        if constexpr (!kFixedTiles)
-            run_tile<Kernel, 0>(panel, subs, tile, first, count, acc + t);
-        else if (count == 6)
-            run_tile<Kernel, 6>(panel, subs, tile, first, count, acc + t);
-        else if (count == 5)
-            run_tile<Kernel, 5>(panel, subs, tile, first, count, acc + t);
-        else if (count == 4)
-            run_tile<Kernel, 4>(panel, subs, tile, first, count, acc + t);
-        else if (count == 3)
-            run_tile<Kernel, 3>(panel, subs, tile, first, count, acc + t);
-        else if (count == 2)
-            run_tile<Kernel, 2>(panel, subs, tile, first, count, acc + t);
-        else
-            run_tile<Kernel, 1>(panel, subs, tile, first, count, acc + t);
+        if (tile.count >= kMost)
+            run_tile<Kernel, kMost>(panel, subs, tile, first, acc + t);
+        else if (tile.count == 1)
+            run_tile<Kernel, 1>(panel, subs, tile, first, acc + t);
+        else if (tile.count == 2)
+            run_tile<Kernel, 2>(panel, subs, tile, first, acc + t);
+        else if (tile.count == 3)
+            run_tile<Kernel, 3>(panel, subs, tile, first, acc + t);
+        else if constexpr (kMost > 4) {
+            if (tile.count == 4)
+                run_tile<Kernel, 4>(panel, subs, tile, first, acc + t);
+            else
+                run_tile<Kernel, 5>(panel, subs, tile, first, acc + t);
+        }
+    }
+}
+static_assert(tile_tokens(Weight::u4) <= 6, "run_tiles has no tiles of 6 tokens or more but the largest");
+
+// Asks for the weights of the next panel to be brought to the second-level cache: while the tokens pass over the present
+// one, nothing else would ask. The two groups lie `group_bytes` apart; addresses past the end are harmless.
+template <class Kernel>
+LI_INLINE void prefetch_panel(const uint8_t* data, size_t group_bytes) {
+    constexpr size_t kBytes = kPanelSubs * 32 / Kernel::kColumns * sizeof(typename Kernel::Block);
+#pragma GCC unroll 1
+    for (size_t i = 0; i < kBytes; i += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(data) + i, _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(data) + group_bytes + i, _MM_HINT_T1);
     }
 }
 
@@ -533,6 +561,7 @@ void panel_tokens(const Output& out, const Rows& rows, int begin, int end) {
             const int count = subs - first < kPanelSubs ? subs - first : kPanelSubs;
             for (int side = 0; side < 2; side++)
                 Kernel::fill(data + (two ? side * out.w->group_bytes : 0), first / kStep, count, side, panel);
+            prefetch_panel<Kernel>(data + (first + kPanelSubs) / kStep * sizeof(typename Kernel::Block), out.w->group_bytes);
             run_tiles<Kernel>(panel, count, rows, first, acc);
         }
         for (int t = 0; t < rows.count; t++)
