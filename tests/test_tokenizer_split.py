@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import unicodedata
 from functools import cache
 
@@ -126,3 +127,15 @@ def test_rules_outside_the_language_are_refused(rule: str) -> None:
 def test_no_byte_is_lost_whatever_it_is(text: bytes) -> None:
     for rules in RULES:
         assert b"".join(split_text(rules, text)) == text
+
+
+@pytest.mark.parametrize(
+    "rules", RULES, ids=lambda rules: next(n for n, r in PRETOKENIZERS.items() if r.rules == rules)
+)
+def test_no_text_takes_quadratic_time(rules: tuple[str, ...]) -> None:
+    start = time.thread_time()
+    for run in (" ", "A", "1", "\r ", "a b ", "a\u0301", "/", "'"):
+        for tail in (b"", b"5", "中".encode()):
+            text = run.encode() * 40_000 + tail
+            assert b"".join(split_text(rules, text)) == text
+    assert time.thread_time() - start < 4  # 24 texts; one in quadratic time would take longer alone
