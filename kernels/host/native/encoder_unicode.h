@@ -18,8 +18,6 @@ constexpr uint32_t kMarks = bit(Mn) | bit(Mc) | bit(Me);
 constexpr uint32_t kNumbers = bit(Nd) | bit(Nl) | bit(No);
 constexpr uint32_t kPunctuation = bit(Pc) | bit(Pd) | bit(Ps) | bit(Pe) | bit(Pi) | bit(Pf) | bit(Po);
 constexpr uint32_t kSymbols = bit(Sm) | bit(Sc) | bit(Sk) | bit(So);
-constexpr uint32_t kSeparators = bit(Zs) | bit(Zl) | bit(Zp);
-constexpr uint32_t kOther = bit(Cc) | bit(Cf) | bit(Cs) | bit(Co) | bit(Cn);
 
 constexpr uint32_t kReplacement = 0xFFFD;
 
