@@ -130,28 +130,29 @@ bool Model::reserve(const Op* ops, int n_ops, const int32_t* slot_widths, int n_
         ok = ok && want(rope_buffers_.back(), size_t(limits_.max_tokens) * rope.inverse_frequencies.size() * 2 * 4, kActivations);
     }
 
-    // One mapping for every layer: so it lies in huge pages, however small the share of a layer is.
-    size_t kv_bytes = 0;
+    const int32_t span_blocks = kChunk / limits_.block_size;
+    size_t span_bytes = 0;
     std::vector<size_t> kv_offsets;
     for (auto& shape : kv_shapes_) {
         KvLayout kv{};
         kv.type_k = limits_.kv_type_k, kv.type_v = limits_.kv_type_v;
         kv.block_size = limits_.block_size, kv.n_kv_heads = shape.n_kv_heads, kv.head_dim = shape.head_dim;
-        size_t positions = size_t(limits_.block_size), blocks = size_t(limits_.kv_blocks);
+        kv.span_blocks = span_blocks;
+        size_t positions = size_t(limits_.block_size);
         kv.scales_k = positions * size_t(shape.head_dim) * size_t(element_bytes(kv.type_k));
         kv.scales_v = positions * round_up(size_t(shape.head_dim), 8) * size_t(element_bytes(kv.type_v));
         kv.block_bytes_k = kv.scales_k + (kv.type_k == kKvInt8 ? positions * 4 : 0);
         kv.block_bytes_v = kv.scales_v + (kv.type_v == kKvInt8 ? positions * 4 : 0);
-        kv.head_bytes_k = round_up(blocks * kv.block_bytes_k, 64);
-        kv.head_bytes_v = round_up(blocks * kv.block_bytes_v, 64);
-        for (size_t bytes : {kv.head_bytes_k, kv.head_bytes_v}) {
-            kv_offsets.push_back(kv_bytes);
-            kv_bytes += bytes * size_t(shape.n_kv_heads);
+        for (size_t bytes : {kv.block_bytes_k, kv.block_bytes_v}) {
+            kv_offsets.push_back(span_bytes);
+            span_bytes += bytes * size_t(span_blocks) * size_t(shape.n_kv_heads);
         }
         kv_.push_back(kv);
     }
-    ok = ok && want(kv_pool_, kv_bytes, kKv);
+    span_bytes = round_up(span_bytes, 4096);
+    ok = ok && want(kv_pool_, size_t(limits_.kv_blocks + span_blocks - 1) / size_t(span_blocks) * span_bytes, kKv);
     for (size_t i = 0; i < kv_.size(); i++) {
+        kv_[i].span_bytes = span_bytes;
         kv_[i].k = kv_pool_.data() + kv_offsets[2 * i];
         kv_[i].v = kv_pool_.data() + kv_offsets[2 * i + 1];
     }

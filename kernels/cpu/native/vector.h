@@ -14,24 +14,30 @@ enum KvType : int32_t { kKvF16 = 0, kKvBf16 = 1, kKvInt8 = 2 };
 // chunk one softmax partial is computed, and partials are merged in ascending order.
 constexpr int kChunk = 256;
 
-// The cache of one layer, [kv head][block], so that a head's blocks, when they follow each other, are one long run of
-// memory. A block holds `block_size` positions (a multiple of 8) of one head:
+// The cache of one layer. Blocks lie in spans of kChunk positions: a span holds [layer][K, V][kv head][block of the span].
+// So the blocks of one head are one long run of memory, as far as they follow each other, and a short conversation
+// touches the pages of the first spans only.
+//
+// A block holds `block_size` positions (a multiple of 8 that divides kChunk) of one head:
 //   K  [position / 8][d][8]   so that eight keys fill one register and each dot product is one chain over d
 //   V  [position][head_dim rounded up to 8]
 // In int8, one float scale per position follows the values.
 struct KvLayout {
     int32_t type_k, type_v;
     int32_t block_size, n_kv_heads, head_dim;
-    uint8_t *k, *v;                      // pools
-    size_t head_bytes_k, head_bytes_v;   // from head to head
+    int32_t span_blocks;                 // blocks in a span
+    size_t span_bytes;                   // from span to span, all layers
+    uint8_t *k, *v;                      // this layer in the first span
     size_t block_bytes_k, block_bytes_v; // from block to block, scales included
     size_t scales_k, scales_v;           // offset of the scales within a block (int8 only)
 
-    uint8_t* k_block(int32_t head, int32_t block) const {
-        return k + size_t(head) * head_bytes_k + size_t(block) * block_bytes_k;
-    }
-    uint8_t* v_block(int32_t head, int32_t block) const {
-        return v + size_t(head) * head_bytes_v + size_t(block) * block_bytes_v;
+    uint8_t* k_block(int32_t head, int32_t block) const { return at(k, head, block, block_bytes_k); }
+    uint8_t* v_block(int32_t head, int32_t block) const { return at(v, head, block, block_bytes_v); }
+
+private:
+    uint8_t* at(uint8_t* base, int32_t head, int32_t block, size_t bytes) const {
+        size_t in_span = size_t(head) * size_t(span_blocks) + size_t(block % span_blocks);
+        return base + size_t(block / span_blocks) * span_bytes + in_span * bytes;
     }
 };
 
