@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Literal
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -84,23 +85,23 @@ class KvLayer:
     window: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Op:
     """Base of all ops. Fields of type Value other than `out`/`outs` are inputs."""
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[Value, ...]:
         if hasattr(self, "outs"):
             return tuple(self.outs)
         return (self.out,) if hasattr(self, "out") else ()
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Value, ...]:
         return tuple(
             v for f in fields(self) if f.name not in ("out", "outs") and isinstance(v := getattr(self, f.name), Value)
         )
 
-    @property
+    @cached_property
     def weights(self) -> tuple[Matrix | Vector, ...]:
         found: list[Matrix | Vector] = []
         for f in fields(self):
@@ -113,6 +114,8 @@ class Op:
     def __str__(self) -> str:
         args = [self._argument(f.name) for f in fields(self) if getattr(self, f.name) != f.default]
         return self._line([a for a in args if a])
+
+    __repr__ = __str__
 
     def _argument(self, name: str) -> str:
         """One field, as `show --program` prints it; "" for one that says nothing."""
@@ -131,7 +134,11 @@ class Op:
         return f"{left + ' = ' if left else ''}{name}({', '.join(args)})"
 
 
-@dataclass(frozen=True)
+# Ops are compared by identity and printed by __str__: methods that nobody calls would only cost start-up time.
+_op = dataclass(frozen=True, eq=False, repr=False)
+
+
+@_op
 class Embed(Op):
     """out[t, :] = table[token_id[t], :] * scale"""
 
@@ -140,7 +147,7 @@ class Embed(Op):
     scale: float = 1.0
 
 
-@dataclass(frozen=True)
+@_op
 class RmsNorm(Op):
     """Each run of `group` columns divided by its root mean square (Zhang & Sennrich 2019, arXiv:1910.07467).
 
@@ -155,7 +162,7 @@ class RmsNorm(Op):
     group: int
 
 
-@dataclass(frozen=True)
+@_op
 class Linear(Op):
     """outs[i] = x · matrices[i]ᵀ + biases[i]: one or several matrices that share an input."""
 
@@ -165,7 +172,7 @@ class Linear(Op):
     biases: tuple[Vector | None, ...]
 
 
-@dataclass(frozen=True)
+@_op
 class Rope(Op):
     """Rotates each head of `head_dim` columns by its token's position; see RopeSpec."""
 
@@ -180,7 +187,7 @@ class Rope(Op):
         return self._line(args if r.magnitude == 1 else [*args, f"magnitude={r.magnitude:g}"])
 
 
-@dataclass(frozen=True)
+@_op
 class KvAppend(Op):
     """Stores k and v `[tokens, n_kv_heads * head_dim]` of this step in the cache of `layer`, in the cache's type."""
 
@@ -189,7 +196,7 @@ class KvAppend(Op):
     layer: int
 
 
-@dataclass(frozen=True)
+@_op
 class Attention(Op):
     """Causal softmax attention over the cache of `layer` (which already holds this step's keys and values).
 
@@ -208,7 +215,7 @@ class Attention(Op):
     softcap: float = 0.0
 
 
-@dataclass(frozen=True)
+@_op
 class Glu(Op):
     """out = activation(gate) * up (Shazeer 2020, arXiv:2002.05202)"""
 
@@ -218,7 +225,7 @@ class Glu(Op):
     activation: Activation
 
 
-@dataclass(frozen=True)
+@_op
 class Add(Op):
     """out = a + b"""
 
@@ -227,7 +234,7 @@ class Add(Op):
     b: Value
 
 
-@dataclass(frozen=True)
+@_op
 class Scale(Op):
     """out = x * factor"""
 
@@ -236,7 +243,7 @@ class Scale(Op):
     factor: float
 
 
-@dataclass(frozen=True)
+@_op
 class Softcap(Op):
     """out = cap * tanh(x / cap)"""
 
@@ -245,7 +252,7 @@ class Softcap(Op):
     cap: float
 
 
-@dataclass(frozen=True)
+@_op
 class SelectRows(Op):
     """out[r, :] = x[logit_rows[r], :]: from "tokens" to "rows"; what follows costs only the wanted rows."""
 

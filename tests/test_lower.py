@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from localinfer.errors import UnsupportedError
-from localinfer.kernels.cpu.lower import Lowered, LoweredProgram, Place, _with_barriers, lower
+from localinfer.kernels.cpu.lower import Lowered, LoweredProgram, Place, lower, mark_barriers
 from localinfer.kernels.program import Attention, KvLayer, Linear, Matrix, Program
 from localinfer.models import record
 from tiny_shapes import llama_shapes
@@ -87,7 +87,7 @@ def op(kind: str, inputs: str = "", outputs: str = "", **fields: object) -> Lowe
     def places(text: str) -> tuple[Place, ...]:
         return tuple(Place(int(t[0]), 64, "tokens", t.endswith("p")) for t in text.split())
 
-    return replace(Lowered(kind, places(inputs), places(outputs)), **fields)  # type: ignore[arg-type]
+    return Lowered(kind, places(inputs), places(outputs), **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def op(kind: str, inputs: str = "", outputs: str = "", **fields: object) -> Lowe
     ],
 )  # fmt: skip
 def test_barriers(ops: list[Lowered], single: list[int], batch: list[int]) -> None:
-    marked = _with_barriers(ops)
-    assert [int(o.barrier_single) for o in marked] == single
-    assert [int(o.barrier_batch) for o in marked] == batch
+    mark_barriers(ops)
+    assert [int(o.barrier_single) for o in ops] == single
+    assert [int(o.barrier_batch) for o in ops] == batch
 
 
 def test_rows_of_different_width_do_not_share_bytes() -> None:
@@ -125,7 +125,8 @@ def test_rows_of_different_width_do_not_share_bytes() -> None:
         Lowered("scale", (Place(2, 64, "tokens", True),), (narrow,)),
         Lowered("scale", (Place(3, 128, "tokens", True),), (wide,)),
     ]
-    assert _with_barriers(ops)[1].barrier_batch
+    mark_barriers(ops)
+    assert ops[1].barrier_batch
 
 
 def test_what_the_backend_cannot_do_is_said() -> None:

@@ -25,7 +25,7 @@ from localinfer.kernels.base import (
     row_range,
 )
 from localinfer.kernels.cpu import topology
-from localinfer.kernels.cpu.lower import Lowered, Place, lower
+from localinfer.kernels.cpu.lower import Lowered, LoweredProgram, Place, lower
 from localinfer.kernels.cpu.native import (
     ACTIVATIONS,
     KINDS,
@@ -58,6 +58,7 @@ class CpuBackend:
 
     def __init__(self, isa: str | None = None) -> None:
         self._isa = isa or os.environ.get("LOCALINFER_CPU_ISA") or None
+        self._lowered: tuple[Program, LoweredProgram] | None = None  # planned, about to be loaded
 
     @property
     def isa(self) -> str:
@@ -86,17 +87,34 @@ class CpuBackend:
         return Availability(True, f"{self.isa} kernels, {threads} thread{'s' if threads != 1 else ''}", details)
 
     def plan(self, program: Program, tensors: TensorSource, config: LoadConfig) -> MemoryPlan:
-        with _building(self.isa, program, tensors, config) as building:
+        with self._building(program, tensors, config) as building:
             building.reserve(only_plan=True)
             return MemoryPlan(building.reserved())
 
     def load(
         self, program: Program, tensors: TensorSource, config: LoadConfig, progress: Progress | None = None
     ) -> CpuExecutable:
-        with _building(self.isa, program, tensors, config) as building:
+        with self._building(program, tensors, config) as building:
             building.reserve(only_plan=False)
             building.load_weights(progress)
             return building.finish()
+
+    @contextmanager
+    def _building(self, program: Program, tensors: TensorSource, config: LoadConfig) -> Iterator[_Building]:
+        building = _Building(self.isa, program, self._lower(program, tensors), config)
+        try:
+            building.describe(tensors)
+            yield building
+        finally:
+            building.close()
+
+    def _lower(self, program: Program, tensors: TensorSource) -> LoweredProgram:
+        if self._lowered is None or self._lowered[0] is not program:
+            matrices = {m: tensors.tensor(m.name).type.id for m in program.matrices()}
+            isa = self.isa.encode()
+            integer = frozenset(m for m, type_id in matrices.items() if library().li_cpu_integer_type(isa, type_id))
+            self._lowered = program, lower(program, integer)
+        return self._lowered[1]
 
 
 class CpuExecutable:
@@ -181,9 +199,9 @@ class CpuLogits:
 class _Building:
     """A native model between creation and the first step."""
 
-    def __init__(self, isa: str, program: Program, tensors: TensorSource, config: LoadConfig) -> None:
+    def __init__(self, isa: str, program: Program, lowered: LoweredProgram, config: LoadConfig) -> None:
         self.program = program
-        self.tensors = tensors
+        self.lowered = lowered
         self.native = library()
         self.isa = isa.encode()
         self.threads = config.threads or topology.default_threads()
@@ -207,16 +225,14 @@ class _Building:
         if not self.model:
             raise MemoryPlanError("out of memory", "close other programs or use a smaller model")
         self.files: dict[str, int] = {}
+        self.weight_bytes = 0  # in the file
 
-    def describe(self) -> None:
-        """Declares matrices, vectors, ropes and KV layers, and lowers the program."""
-        matrices = {m: self.tensors.tensor(m.name) for m in self.program.matrices()}
-        integer = frozenset(m for m, t in matrices.items() if self.native.li_cpu_integer_type(self.isa, t.type.id))
-        self.lowered = lower(self.program, integer)
+    def describe(self, tensors: TensorSource) -> None:
+        """Declares matrices, vectors, ropes and KV layers."""
         for matrix in self.lowered.matrices:
-            self._add_matrix(matrix, matrices[matrix])
+            self._add_matrix(matrix, tensors.tensor(matrix.name))
         for vector in self.lowered.vectors:
-            values = _vector_values(self.tensors.tensor(vector.name), vector)
+            values = _vector_values(tensors.tensor(vector.name), vector)
             self._check(self.native.li_cpu_add_vector(self.model, _address(values), len(values)))
         for rope in self.lowered.ropes:
             frequencies = array("d", rope.inverse_frequencies)
@@ -234,7 +250,8 @@ class _Building:
                 f"tensor {tensor.name} is {tensor.type.name} with {matrix.cols} columns, which the cpu backend lacks",
                 "use --backend reference, or a file quantized to another type",
             )
-        offset, _ = row_range(tensor, matrix.start, matrix.rows)
+        offset, size = row_range(tensor, matrix.start, matrix.rows)
+        self.weight_bytes += size
         path = str(tensor.path)
         if path not in self.files:
             self.files[path] = os.open(path, os.O_RDONLY)
@@ -266,7 +283,7 @@ class _Building:
 
     def load_weights(self, progress: Progress | None) -> None:
         """Reads and packs the weights; with `progress`, a thread watches the native counter meanwhile."""
-        total = sum(row_range(self.tensors.tensor(m.name), m.start, m.rows)[1] for m in self.lowered.matrices)
+        total = self.weight_bytes
         finished = threading.Event()
 
         def watch(report: Progress) -> None:
@@ -307,16 +324,6 @@ class _Building:
                 f"the model could not be set up: {self.native.li_cpu_error(self.model).decode()}",
                 "use a smaller context (--context) or a smaller model",
             )
-
-
-@contextmanager
-def _building(isa: str, program: Program, tensors: TensorSource, config: LoadConfig) -> Iterator[_Building]:
-    building = _Building(isa, program, tensors, config)
-    try:
-        building.describe()
-        yield building
-    finally:
-        building.close()
 
 
 def _pool(threads: int) -> int:

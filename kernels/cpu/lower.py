@@ -15,8 +15,8 @@ the last barrier by another partition of the work: see `_Hazards`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeVar
 
 from localinfer.errors import UnsupportedError
 from localinfer.kernels.program import (
@@ -67,8 +67,7 @@ Kind = Literal[
 Partition = str
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a value lies: see `ValueRef` in native/model.h."""
 
     slot: int
@@ -77,11 +76,11 @@ class Place:
     private: bool
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Lowered:
-    """One native op. `matrices`, `biases`, `vector`, `rope` index the tables of `LoweredProgram`.
+    """One native op, filled in step by step.
 
-    `source` is the index of the Linear whose column split an op `by_columns` follows.
+    `matrices`, `biases`, `vector` and `rope` index the tables of `LoweredProgram`; `source` is the index of the Linear whose column split an op `by_columns` follows.
     """
 
     kind: Kind
@@ -125,9 +124,8 @@ def lower(program: Program, integer_matrices: frozenset[Matrix]) -> LoweredProgr
     lowering = _Lowering(program, integer_matrices)
     for index, op in enumerate(program.ops):
         lowering.lower_op(index, op)
-    result = lowering.result
-    result.ops = _with_barriers(result.ops)
-    return result
+    mark_barriers(lowering.result.ops)
+    return lowering.result
 
 
 class _Lowering:
@@ -135,6 +133,8 @@ class _Lowering:
         self.program = program
         self.integer_matrices = integer_matrices
         self.result = LoweredProgram()
+        self.matrix_index: dict[Matrix, int] = {}
+        self.vector_index: dict[Vector, int] = {}
         self.places: dict[Value, Place] = {}
         self.last_use = {v: i for i, op in enumerate(program.ops) for v in (*op.inputs, *op.outputs)}
         self.last_use[program.output] = len(program.ops)  # the logits outlive the step
@@ -147,10 +147,10 @@ class _Lowering:
     # -- tables and slots ------------------------------------------------------------------------------------------
 
     def matrix(self, matrix: Matrix) -> int:
-        return _index(self.result.matrices, matrix)
+        return _index(self.result.matrices, self.matrix_index, matrix)
 
     def vector(self, vector: Vector | None) -> int:
-        return -1 if vector is None else _index(self.result.vectors, vector)
+        return -1 if vector is None else _index(self.result.vectors, self.vector_index, vector)
 
     def rope(self, spec: RopeSpec) -> int:
         if spec not in self.result.ropes:
@@ -242,32 +242,25 @@ class _Lowering:
         self.release(index, op)
 
     def row_wise(self, op: Op, lowered: Lowered) -> None:
-        inputs = tuple(self.places[v] for v in op.inputs)
-        self.emit(replace(lowered, inputs=inputs, outputs=(self.place(op.outputs[0], private=True),)))
+        lowered.inputs = tuple(self.places[v] for v in op.inputs)
+        lowered.outputs = (self.place(op.outputs[0], private=True),)
+        self.emit(lowered)
 
     def elementwise(self, op: Op, lowered: Lowered) -> None:
         """By columns if every input comes from the same Linear with the same number of rows, else row by row."""
-        sources = {self.columns.get(v) for v in op.inputs}
-        widths = {v.width for v in op.inputs}
-        if len(sources) == 1 and len(widths) == 1 and (source := sources.pop()) is not None:
-            inputs = tuple(self.places[v] for v in op.inputs)
-            out = op.outputs[0]
-            # Any matrix of that many rows will do: equal rows are split equally.
-            linear = self.result.ops[source]
-            matrix = next(m for m in linear.matrices if self.result.matrices[m].rows == out.width)
-            self.columns[out] = source
-            self.emit(
-                replace(
-                    lowered,
-                    inputs=inputs,
-                    outputs=(self.place(out, private=False),),
-                    matrices=(matrix,),
-                    by_columns=True,
-                    source=source,
-                )
-            )
-        else:
+        inputs, out = op.inputs, op.outputs[0]
+        source = self.columns.get(inputs[0])
+        if source is None or any(self.columns.get(v) != source or v.width != out.width for v in inputs):
             self.row_wise(op, lowered)
+            return
+        lowered.by_columns, lowered.source = True, source
+        # Any matrix of that many rows will do: equal rows are split equally.
+        matrices = self.result.ops[source].matrices
+        lowered.matrices = (next(m for m in matrices if self.result.matrices[m].rows == out.width),)
+        lowered.inputs = tuple(self.places[v] for v in inputs)
+        lowered.outputs = (self.place(out, private=False),)
+        self.columns[out] = source
+        self.emit(lowered)
 
     def linear(self, op: Linear) -> None:
         if len(op.matrices) > MAX_OUTPUTS:
@@ -295,25 +288,29 @@ class _Lowering:
                 f"{op.n_heads // kv.n_kv_heads} query heads share a key head",
                 f"the cpu backend takes {MAX_HEADS_PER_KV_HEAD}; use --backend reference",
             )
-        lowered = Lowered(
-            "attention",
-            (self.places[op.q],),
-            (self.place(op.out, private=True),),
-            layer=op.layer,
-            heads=op.n_heads,
-            head_dim=kv.head_dim,
-            window=op.window,
-            factor=op.scale,
-            softcap=op.softcap,
-        )
-        self.emit(lowered)
-        self.emit(replace(lowered, kind="attention_merge", inputs=()))
+        out = self.place(op.out, private=True)
+        for kind, inputs in (("attention", (self.places[op.q],)), ("attention_merge", ())):
+            self.emit(
+                Lowered(
+                    kind,
+                    inputs,
+                    (out,),
+                    layer=op.layer,
+                    heads=op.n_heads,
+                    head_dim=kv.head_dim,
+                    window=op.window,
+                    factor=op.scale,
+                    softcap=op.softcap,
+                )
+            )
 
 
-def _index(table: list[_T], item: _T) -> int:
-    if item not in table:
+def _index(table: list[_T], index: dict[_T, int], item: _T) -> int:
+    """The position of an item in a table, to which it is added if it is new; `index` knows the positions."""
+    if item not in index:
+        index[item] = len(table)
         table.append(item)
-    return table.index(item)
+    return index[item]
 
 
 # -- barriers ----------------------------------------------------------------------------------------------------------
@@ -345,20 +342,20 @@ class _Hazards:
                 log.setdefault(key, set()).add(partition)
 
 
-def _with_barriers(ops: list[Lowered]) -> list[Lowered]:
-    result = ops
+def mark_barriers(ops: list[Lowered]) -> None:
+    """Decides for each op whether a barrier goes before it, in steps of one token and of several."""
     for single in (True, False):
         hazards = _Hazards()
-        marked = []
-        for index, op in enumerate(result):
+        for index, op in enumerate(ops):
             reads, writes = _accesses(op, index, single)
             barrier = hazards.conflict(reads, writes)
             if barrier:
                 hazards = _Hazards()
             hazards.note(reads, writes)
-            marked.append(replace(op, barrier_single=barrier) if single else replace(op, barrier_batch=barrier))
-        result = marked
-    return result
+            if single:
+                op.barrier_single = barrier
+            else:
+                op.barrier_batch = barrier
 
 
 def _accesses(op: Lowered, index: int, single: bool) -> tuple[list[tuple[str, Partition]], list[tuple[str, Partition]]]:
