@@ -80,7 +80,8 @@ class Place(NamedTuple):
 class Lowered:
     """One native op, filled in step by step.
 
-    `matrices`, `biases`, `vector` and `rope` index the tables of `LoweredProgram`; `source` is the index of the Linear whose column split an op `by_columns` follows.
+    `matrices`, `biases`, `vector` and `rope` index the tables of `LoweredProgram`; `source` is the index of the Linear
+    whose column split an op `by_columns` follows.
     """
 
     kind: Kind
