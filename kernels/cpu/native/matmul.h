@@ -7,7 +7,8 @@
 //
 // Activations are int8 with one float scale per 16 values (a[g], g = k / 16), rounded to nearest, ties to even:
 //   a[g] = max|x| / 127,  q = round(x * (127 / max|x|)),
-//   except that a group with max|x| < 2^-119 is zero (a = 0, q = 0) and one with an infinity or a NaN has a = NaN, q = 0;
+//   except that a group with max|x| < 2^-119 is zero (a = 0, q = 0), and one with an infinity or a NaN has a = NaN and
+//   q = 0;
 //   s16[g] = a[g] * float(sum of q over the 16),  s32[b] = s16[2b] + s16[2b + 1]
 // With i(g) = sum over the 16 of u * q, u the unsigned stored weight (signed for Q8_0):
 //   Q4_0, Q5_0   t = float(i(2b)) * a[2b];  t = fma(float(i(2b+1)), a[2b+1], t)
@@ -40,8 +41,8 @@ struct PackedMatrix {
     size_t group_bytes;
 };
 
-// Input rows in both forms; a kernel reads the one that its weight type needs. Strides in elements. A `q_stride` that is
-// a multiple of 1024 costs speed (rows of a tile would share cache sets): add 64 to it then.
+// Input rows in both forms; a kernel reads the one that its weight type needs. Strides in elements. A `q_stride` that
+// is a multiple of 1024 costs speed (rows of a tile would share cache sets): add 64 to it then.
 struct Activations {
     int32_t cols;
     const float* x;

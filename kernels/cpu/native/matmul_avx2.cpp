@@ -7,29 +7,21 @@
 
 #include <cstring>
 
-#define LI_INLINE static inline __attribute__((always_inline))
-
 namespace li {
 namespace {
 
-enum class Weight { u4, u5, u6, s8 };
+#include "matmul_vectors.inl"
 
 constexpr bool kManyRegisters = false; // 32 vector registers, not 16
 constexpr bool kOffsetWeights = false;
 using Scale = __m256i; // the integer scale in both 16-bit halves of a row's lane
 
-extern const uint8_t kLanePair[4][32];
-
-LI_INLINE __m256i broadcast4(const int8_t* q) {
-    int32_t word;
-    __builtin_memcpy(&word, q, 4);
-    return _mm256_set1_epi32(word);
+LI_INLINE Scale lane_scale(__m256i bytes, int lane) {
+    return _mm256_shuffle_epi8(bytes, load(kLanePair[lane]));
 }
 
-LI_INLINE Scale lane_scale(__m256i bytes, int lane);
-
 LI_INLINE Scale byte_scale(const int8_t* p) {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    const __m128i bytes = load8(p);
     return _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(bytes, bytes));
 }
 
@@ -70,10 +62,6 @@ constexpr int tile_tokens(Weight) {
     return 4;
 }
 
-LI_INLINE __m256i load_vector(const uint8_t* p) {
-    return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
-}
-
 // Stops the compiler from reordering a sum of integers into a tree, for which there are not enough registers.
 LI_INLINE void keep_order(__m256i& sum) {
     asm("" : "+x"(sum));
@@ -84,7 +72,7 @@ template <int T>
 LI_INLINE void short_sums(const uint8_t (*steps)[2][32], const int8_t* q, size_t stride, int count, __m256i (*sum)[2]) {
 #pragma GCC unroll 4
     for (int c = 0; c < count; c++) {
-        const __m256i w0 = load_vector(steps[c][0]), w1 = load_vector(steps[c][1]);
+        const __m256i w0 = load(steps[c][0]), w1 = load(steps[c][1]);
 #pragma GCC unroll 8
         for (int t = 0; t < T; t++) {
             const __m256i x = broadcast4(q + t * stride + 4 * c);
@@ -106,7 +94,7 @@ LI_INLINE void tile_integer_dot(const uint8_t (*steps)[2][32], const int8_t* q, 
         for (int c = 0; c < 4; c++) {
 #pragma GCC unroll 2
             for (int r = 0; r < 2; r++) {
-                const __m256i w = load_vector(steps[c][r]), magnitude = _mm256_abs_epi8(w);
+                const __m256i w = load(steps[c][r]), magnitude = _mm256_abs_epi8(w);
 #pragma GCC unroll 8
                 for (int t = 0; t < T; t++) {
                     const __m256i x = _mm256_sign_epi8(broadcast4(q + t * stride + 4 * c), w);
@@ -151,15 +139,11 @@ LI_INLINE void tile_dot(const uint8_t (*steps)[2][32], const int8_t* q, size_t s
 template <Weight weight, int T>
 LI_INLINE void tile_dot_scaled(const uint8_t (*steps)[2][32], const int8_t* q, size_t stride, const uint8_t* scales,
                                __m256i (*sum)[2]) {
-    const __m256i scale[2] = {load_vector(scales), load_vector(scales + 32)};
+    const __m256i scale[2] = {load(scales), load(scales + 32)};
     tile_integer_dot<weight, T>(steps, q, stride, scale, sum);
 }
 
 #include "matmul_x86.inl"
-
-LI_INLINE Scale lane_scale(__m256i bytes, int lane) {
-    return _mm256_shuffle_epi8(bytes, load(kLanePair[lane]));
-}
 
 } // namespace
 

@@ -9,30 +9,22 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
-#define LI_INLINE static inline __attribute__((always_inline))
-
 namespace li {
 namespace {
 
-enum class Weight { u4, u5, u6, s8 };
+#include "matmul_vectors.inl"
 
 // vpdpbusd takes unsigned weights, so signed ones are stored plus 128 and 128 * (sum of q) is subtracted.
 constexpr bool kManyRegisters = true; // 32 vector registers, not 16
 constexpr bool kOffsetWeights = true;
 using Scale = __m256i; // 32-bit lanes
 
-extern const uint8_t kLaneByte[4][32];
-
-LI_INLINE __m256i broadcast4(const int8_t* q) {
-    int32_t word;
-    __builtin_memcpy(&word, q, 4);
-    return _mm256_set1_epi32(word);
+LI_INLINE Scale lane_scale(__m256i bytes, int lane) {
+    return _mm256_shuffle_epi8(bytes, load(kLaneByte[lane]));
 }
 
-LI_INLINE Scale lane_scale(__m256i bytes, int lane);
-
 LI_INLINE Scale byte_scale(const int8_t* p) {
-    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_cvtepi8_epi32(load8(p));
 }
 
 template <Weight weight>
@@ -60,10 +52,6 @@ constexpr int tile_tokens(Weight) {
     return 6;
 }
 
-LI_INLINE __m256i load_vector(const uint8_t* p) {
-    return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
-}
-
 template <Weight weight, int T>
 LI_INLINE void tile_dot(const uint8_t (*steps)[2][32], const int8_t* q, size_t stride, const int32_t* offset,
                         size_t offset_stride, __m256i (*sum)[2]) {
@@ -73,7 +61,7 @@ LI_INLINE void tile_dot(const uint8_t (*steps)[2][32], const int8_t* q, size_t s
             weight == Weight::s8 ? _mm256_set1_epi32(offset[t * offset_stride]) : _mm256_setzero_si256();
 #pragma GCC unroll 4
     for (int c = 0; c < 4; c++) {
-        const __m256i w0 = load_vector(steps[c][0]), w1 = load_vector(steps[c][1]);
+        const __m256i w0 = load(steps[c][0]), w1 = load(steps[c][1]);
 #pragma GCC unroll 8
         for (int t = 0; t < T; t++) {
             const __m256i x = broadcast4(q + t * stride + 4 * c);
@@ -86,7 +74,7 @@ LI_INLINE void tile_dot(const uint8_t (*steps)[2][32], const int8_t* q, size_t s
 template <Weight weight, int T>
 LI_INLINE void tile_dot_scaled(const uint8_t (*steps)[2][32], const int8_t* q, size_t stride, const uint8_t* scales,
                                __m256i (*sum)[2]) {
-    const __m256i scale[2] = {load_vector(scales), load_vector(scales + 32)};
+    const __m256i scale[2] = {load(scales), load(scales + 32)};
     tile_dot<weight, T>(steps, q, stride, nullptr, 0, sum);
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++)
@@ -96,10 +84,6 @@ LI_INLINE void tile_dot_scaled(const uint8_t (*steps)[2][32], const int8_t* q, s
 }
 
 #include "matmul_x86.inl"
-
-LI_INLINE Scale lane_scale(__m256i bytes, int lane) {
-    return _mm256_shuffle_epi8(bytes, load(kLaneByte[lane]));
-}
 
 } // namespace
 

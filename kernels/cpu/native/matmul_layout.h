@@ -87,7 +87,7 @@ bool common_integer_type(int32_t type);
 size_t common_group_bytes(int32_t type, int32_t cols);
 void common_pack_group(int32_t type, const uint8_t* source, size_t row_bytes, int rows, int32_t cols, uint8_t* group);
 void common_unpack_row(const PackedMatrix& w, int32_t row, float* out);
-// One row of packed weights of a float type as floats, for k in [begin, end) (whole blocks), all 8 rows: out[k - begin][8].
+// All 8 rows of a group of a float type as floats, for k in [begin, end) (whole blocks): out[k - begin][8].
 void common_float_panel(const PackedMatrix& w, int group, int32_t begin, int32_t end, float* out);
 
 // Types without fast kernels (generic_types.cpp). Block sizes in weights and bytes; 0 if the type is unknown or its

@@ -2,10 +2,14 @@
 //
 // The including file defines, for its instruction set:
 //   kOffsetWeights             whether signed weights are made unsigned by adding 128 (see `dot`)
-//   Scale, integer_scale(...)  the form in which an integer scale of 8 rows is multiplied
-//   dot<weight>(w, q, offset)          float(sum over 16 k of w * q) of 8 rows
-//   dot_scaled<weight>(w, q, scale)    the same with the integer sum times the integer scale
-//   tile_tokens(weight), tile_dot, tile_dot_scaled    see matmul_tiles.inl
+//   kManyRegisters                  whether there are 32 vector registers, not 16
+//   kOffsetWeights                  whether signed weights are made unsigned by adding 128 (see `sum_offsets`)
+//   Scale                           the form in which an integer scale of 8 rows is multiplied, made by
+//   lane_scale(bytes, lane)         from byte `lane` of each row's 4 bytes, or by
+//   byte_scale(p)                   from 8 signed bytes
+//   dot<weight>(w, q, offset)       float(sum over 16 k of w * q) of 8 rows
+//   dot_scaled<weight>(w, q, scale) the same with the integer sum times the integer scale
+//   tile_tokens(weight), tile_dot, tile_dot_scaled: see matmul_tiles.inl
 // A vector of weights holds 4 consecutive k of 8 rows (byte 4 * row + i); w[4] are 16 k, q points at their 16
 // activations. Every kernel keeps to the chains of float operations in matmul.h.
 //
@@ -13,10 +17,10 @@
 // stream does not saturate the memory bus. More tokens: 16 rows x 256 k are unpacked to a panel that stays in the
 // first-level cache while all tokens of a block pass over it.
 
-constexpr int kDirectTokens = 4; // most tokens for which weights are unpacked in registers
-constexpr int kTileWidth = 6;    // most tokens in one register tile
+constexpr int kDirectTokens = 4;      // most tokens for which weights are unpacked in registers
+constexpr int kFloatTokens = 6;       // most tokens in a register tile of float weights
 constexpr int kBlockTokens = 128;     // tokens that share one unpacking to a panel
-constexpr int kPanelSubs = 8;              // sub-blocks of 32 k in a panel
+constexpr int kPanelSubs = 8;         // sub-blocks of 32 k in a panel
 constexpr size_t kOffsetRoom = 16384; // integer offsets of one block of tokens (64 KiB of stack)
 
 // One block of tokens; pointers are to its first row.
@@ -31,11 +35,14 @@ struct Rows {
     Rows from(int token) const {
         Rows rows = *this;
         rows.count -= token;
-        rows.x += token * x_stride;
-        rows.q += token * q_stride;
-        rows.scale += token * scale_stride;
-        rows.sum16 += token * scale_stride;
-        rows.sum32 += token * sum32_stride;
+        if (x)
+            rows.x += token * x_stride;
+        if (q) {
+            rows.q += token * q_stride;
+            rows.scale += token * scale_stride;
+            rows.sum16 += token * scale_stride;
+            rows.sum32 += token * sum32_stride;
+        }
         if (offset)
             rows.offset += token * offset_stride;
         return rows;
@@ -53,18 +60,6 @@ LI_INLINE const int32_t* offset_at(const Rows& rows, int t, size_t g) {
 LI_INLINE void forget_loads() {
     if constexpr (!kManyRegisters)
         asm volatile("" ::: "memory");
-}
-
-LI_INLINE __m256i load(const void* p) {
-    return _mm256_loadu_si256(static_cast<const __m256i*>(p));
-}
-
-LI_INLINE __m256 load_halves(const uint16_t* p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-
-LI_INLINE __m256 broadcast(const float* p) {
-    return _mm256_broadcast_ss(p);
 }
 
 // ---- unpacking: 32 k of 8 rows to w[8], k ascending
@@ -148,18 +143,6 @@ struct FormatQ8_0 {
     LI_INLINE __m256 min(const Block&, __m256 d) { return d; }
 };
 
-// Byte patterns that bring byte s (0 ... 3) of each 4-byte lane to the low byte of the lane, or of both its halves.
-alignas(32) constexpr uint8_t kLaneByte[4][32] = {
-#define LI_LANE(s) 0 + s, 128, 128, 128, 4 + s, 128, 128, 128, 8 + s, 128, 128, 128, 12 + s, 128, 128, 128
-    {LI_LANE(0), LI_LANE(0)}, {LI_LANE(1), LI_LANE(1)}, {LI_LANE(2), LI_LANE(2)}, {LI_LANE(3), LI_LANE(3)}
-#undef LI_LANE
-};
-alignas(32) constexpr uint8_t kLanePair[4][32] = {
-#define LI_LANE(s) 0 + s, 128, 0 + s, 128, 4 + s, 128, 4 + s, 128, 8 + s, 128, 8 + s, 128, 12 + s, 128, 12 + s, 128
-    {LI_LANE(0), LI_LANE(0)}, {LI_LANE(1), LI_LANE(1)}, {LI_LANE(2), LI_LANE(2)}, {LI_LANE(3), LI_LANE(3)}
-#undef LI_LANE
-};
-
 // The 6-bit scales and mins of a Q4_K or Q5_K block: byte 4 * row + j of [0] is sub-block j, of [1] sub-block 4 + j.
 struct KScales {
     __m256i scale[2], min[2];
@@ -193,7 +176,7 @@ struct FormatQ5_K {
 };
 
 LI_INLINE __m256 signed_scale(const int8_t* p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(p)));
 }
 
 // ---- few tokens: G groups that lie apart, weights unpacked in registers; acc[g][t] are 8 rows
@@ -506,7 +489,8 @@ struct PanelQ6_K {
 };
 
 template <class Kernel, int T>
-__attribute__((noinline)) void run_tile(const Panel& panel, int subs, const Rows& rows, size_t first, float (*acc)[16]) {
+__attribute__((noinline)) void run_tile(const Panel& panel, int subs, const Rows& rows, size_t first,
+                                        float (*acc)[16]) {
     const Rows local = rows; // a copy that no store can change, so that its fields stay in registers
     Kernel::template tile<T>(panel, subs, local, first, acc);
 }
@@ -535,8 +519,8 @@ void run_tiles(const Panel& panel, int subs, const Rows& rows, size_t first, flo
 }
 static_assert(tile_tokens(Weight::u4) <= 6, "run_tiles has no tiles of 6 tokens or more but the largest");
 
-// Asks for the weights of the next panel to be brought to the second-level cache: while the tokens pass over the present
-// one, nothing else would ask. The two groups lie `group_bytes` apart; addresses past the end are harmless.
+// Asks for the weights of the next panel to be brought to the second-level cache: while the tokens pass over the
+// present one, nothing else would ask. The two groups lie `group_bytes` apart; addresses past the end are harmless.
 template <class Kernel>
 LI_INLINE void prefetch_panel(const uint8_t* data, size_t group_bytes) {
     constexpr size_t kBytes = kPanelSubs * 32 / Kernel::kColumns * sizeof(typename Kernel::Block);
@@ -561,7 +545,8 @@ void panel_tokens(const Output& out, const Rows& rows, int begin, int end) {
             const int count = subs - first < kPanelSubs ? subs - first : kPanelSubs;
             for (int side = 0; side < 2; side++)
                 Kernel::fill(data + (two ? side * out.w->group_bytes : 0), first / kStep, count, side, panel);
-            prefetch_panel<Kernel>(data + (first + kPanelSubs) / kStep * sizeof(typename Kernel::Block), out.w->group_bytes);
+            const uint8_t* next = data + (first + kPanelSubs) / kStep * sizeof(typename Kernel::Block);
+            prefetch_panel<Kernel>(next, out.w->group_bytes);
             run_tiles<Kernel>(panel, count, rows, first, acc);
         }
         for (int t = 0; t < rows.count; t++)
@@ -593,10 +578,11 @@ struct DirectFloat {
     template <int G, int T>
     LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const Rows& rows, __m256 (*acc)[T]) {
         for (int32_t k = 0; k < cols; k++) {
+            const size_t at = 8 * static_cast<size_t>(k);
             __m256 w[G];
 #pragma GCC unroll 4
             for (int g = 0; g < G; g++)
-                w[g] = Source::read(reinterpret_cast<const typename Source::Element*>(data[g]) + 8 * static_cast<size_t>(k));
+                w[g] = Source::read(reinterpret_cast<const typename Source::Element*>(data[g]) + at);
 #pragma GCC unroll 6
             for (int t = 0; t < T; t++) {
                 const __m256 x = broadcast(rows.x + t * rows.x_stride + k);
@@ -629,7 +615,7 @@ void float_tile(const Output& out, const Rows& rows, int group) {
 template <class Source>
 void float_tokens(const Output& out, const Rows& rows, int begin, int end) {
     for (int group = begin; group < end; group += 2)
-        for (int t = 0; t < rows.count; t += kTileWidth) {
+        for (int t = 0; t < rows.count; t += kFloatTokens) {
             const Output to = {out.w, out.y + t * out.y_stride, out.y_stride, out.bias};
             if (group + 1 < end)
                 float_tile<Source, 2>(to, rows.from(t), group);
