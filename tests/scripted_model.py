@@ -27,8 +27,8 @@ TEMPLATE = """\
 HIDDEN = 512
 
 
-def write_scripted_model(path: Path, *, chat: bool = True, context: int = 4096) -> Path:
-    """Writes the model; without `chat` it has no chat template."""
+def write_scripted_model(path: Path, *, template: str = TEMPLATE, context: int = 4096, extra_tensor: str = "") -> Path:
+    """Writes the model; with an empty `template` it has none, and `extra_tensor` names one that no op reads."""
     pieces = SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)] + ANSWER + COLOURS + [TICK]
     kinds = [2, *[3] * (len(SPECIAL) - 1), *[6] * 256, *[1] * (len(ANSWER) + len(COLOURS) + 1)]
     ids = {piece: number for number, piece in enumerate(pieces)}
@@ -86,6 +86,8 @@ def write_scripted_model(path: Path, *, chat: bool = True, context: int = 4096) 
         "tokenizer.ggml.add_bos_token": True,
         "tokenizer.ggml.add_space_prefix": False,
     }
-    if chat:
-        metadata["tokenizer.chat_template"] = TEMPLATE
+    if extra_tensor:
+        tensors[extra_tensor] = np.ones(HIDDEN, np.float32)
+    if template:
+        metadata["tokenizer.chat_template"] = template
     return write_gguf(path, metadata, tensors)

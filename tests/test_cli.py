@@ -32,7 +32,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_scripted_model(tmp_path_factory.mktemp("models") / "base.gguf", chat=False, context=64))
+    return str(write_scripted_model(tmp_path_factory.mktemp("models") / "base.gguf", template="", context=64))
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pytest
 from localinfer.engine import plan as planning
 from localinfer.engine.memory import free_memory, peak_resident, reset_peak, resident
 from localinfer.engine.plan import Wishes, load_config, make_plan
-from localinfer.errors import LocalInferError, MemoryPlanError
+from localinfer.errors import LocalInferError, MemoryPlanError, UnsupportedError
 from localinfer.formats.gguf import GGUFFile, open_gguf
 from localinfer.kernels import backend
 from localinfer.kernels.base import Backend
@@ -72,6 +72,15 @@ def test_the_default_context_shrinks_to_what_fits(
 def test_the_model_s_own_context_is_the_limit(tmp_path: Path, reference: Backend) -> None:
     with open_gguf(write_scripted_model(tmp_path / "small.gguf", context=300)) as file:
         assert make_plan(file, reference, Wishes()).config.context == 300
+
+
+def test_tensors_that_the_family_does_not_know_are_refused(tmp_path: Path, reference: Backend) -> None:
+    path = write_scripted_model(tmp_path / "more.gguf", extra_tensor="blk.0.attn_sinks.weight")
+    with (
+        open_gguf(path) as file,
+        pytest.raises(UnsupportedError, match=r"1 tensors that are not supported: blk.0.attn_sinks"),
+    ):
+        make_plan(file, reference, Wishes())
 
 
 def test_a_refusal_names_changes_that_fit(file: GGUFFile, reference: Backend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from localinfer.formats.gguf import GGUFFile
 from localinfer.kernels.base import Backend, KvType, LoadConfig
 from localinfer.kernels.host.sampler import sampler_bytes
 from localinfer.kernels.program import Program
-from localinfer.models import record
+from localinfer.models import record, refuse_unused
 
 DEFAULT_CONTEXT = 8192
 CONTEXT_STEP = 256
@@ -73,7 +73,11 @@ class Plan:
 
 
 def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes) -> Plan:
-    """The plan for a model file. MemoryPlanError if what was asked for does not fit what is free."""
+    """The plan for a model file.
+
+    MemoryPlanError if what was asked for does not fit what is free, UnsupportedError if the file has tensors that the
+    family does not know.
+    """
     if wishes.context is not None and wishes.context < 2:
         raise LocalInferError(f"the context is {wishes.context}, but must be at least 2 tokens")
     for name in ("max_sequences", "chunk"):
@@ -83,6 +87,7 @@ def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes) -> Plan:
 
     def plan_for(wishes: Wishes, context: int, reason: str = "as asked for") -> Plan:
         program = record(file.metadata, file, context)
+        refuse_unused(program, file.tensors)
         config = load_config(wishes, context)
         reserved = backend.plan(program, file, config).parts
         # Asked for last: by now the backend's library is loaded, and the pages of the file that planning reads are in.
