@@ -34,7 +34,7 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_scripted_model(tmp_path_factory.mktemp("llm") / "base.gguf", chat=False, context=64)
+    return write_scripted_model(tmp_path_factory.mktemp("llm") / "base.gguf", template="", context=64)
 
 
 @pytest.fixture(scope="module", params=sorted(BACKENDS))
@@ -88,7 +88,7 @@ def test_tokens_of_a_message_count_only_where_they_are_its_content(llm: LLM) -> 
     with_tokens = llm.detokenize(llm.chat_tokens([*HELLO, answer.message, more]))
     assert with_tokens == llm.detokenize(plain).replace("▁", " ")  # which this vocabulary spells in bytes
     assert llm.chat_tokens([*HELLO, answer.message, more]) != plain, "the test model's answers encode to themselves"
-    for changes in ({"content": TEXT + "?"}, {"content": f" {TEXT}"}, {"tokens": [1, 2]}, {"tokens": [-1, 10**6]}):
+    for changes in ({"content": TEXT + "?"}, {"content": f" {TEXT}"}, {"tokens": [1, 2]}, {"tokens": [-1, 10**12]}):
         message = {**answer.message, **changes}
         without = {key: value for key, value in message.items() if key != "tokens"}
         assert llm.chat_tokens([*HELLO, message, more]) == llm.chat_tokens([*HELLO, without, more])
@@ -111,6 +111,19 @@ def test_generate_continues_text_or_tokens(llm: LLM) -> None:
 def test_special_tokens_in_messages_are_text(llm: LLM) -> None:
     ids = llm.chat_tokens([{"role": "user", "content": "<|forever|>"}])
     assert llm.tokenizer.token_id("<|forever|>") not in ids[:-1]
+
+
+def test_a_template_that_hides_the_messages_is_noted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    template = "{% for m in messages %}<|user|>{{ m.content | length }}:{{ m.content }}{% endfor %}<|assistant|>"
+    with LLM(write_scripted_model(tmp_path / "hides.gguf", template=template), context=256) as llm:
+        llm.chat(HELLO, max_tokens=1)
+        assert llm.notes == (), "without anything like a special token there is nothing to tell apart"
+        for _ in range(2):
+            ids = llm.chat_tokens([{"role": "user", "content": "<|forever|>"}])
+            assert llm.tokenizer.token_id("<|forever|>") in ids
+        assert len(llm.notes) == 1
+        assert capsys.readouterr().err == f"note: {llm.notes[0]}\n"
+        assert "special tokens" in llm.notes[0]
 
 
 def test_parameters_by_name_win_over_the_object(llm: LLM) -> None:

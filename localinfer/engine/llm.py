@@ -20,7 +20,7 @@ from typing import Any, Literal, overload
 from weakref import WeakValueDictionary
 
 from localinfer.engine.engine import FinishReason, Output, Request
-from localinfer.engine.load import chat_defaults, load
+from localinfer.engine.load import chat_defaults, load, say
 from localinfer.engine.plan import CHUNK, Plan, Wishes
 from localinfer.engine.prompt import Message, chat_prompt
 from localinfer.engine.sampling import SamplingParams
@@ -31,6 +31,11 @@ from localinfer.kernels.base import KvType, Progress
 from localinfer.text.chat_template import ChatTemplate, template_for
 from localinfer.text.detokenizer import Detokenizer
 from localinfer.text.tokenizer import load_tokenizer
+
+UNMARKED = (
+    "the chat template changes the texts of messages, so that special tokens in them cannot be told from its own: "
+    "a message that spells one is read as having it"
+)
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ class LLM:
     plan            what memory it takes
     metadata        the file's key-value pairs
     chat_defaults   the sampling parameters of `chat`
-    notes           what a person should know about how it was loaded
+    notes           what a person should know about how it was loaded, and how its template treats messages
     """
 
     def __init__(
@@ -259,7 +264,8 @@ class LLM:
         """Answers messages (`{"role": ..., "content": ...}`), written in the form that the model was trained on.
 
         What earlier turns computed is not computed again: append `Completion.message` to the messages and the next
-        turn processes its new tokens only (engine/prompt.py). Special tokens in message contents are plain text.
+        turn processes its new tokens only (engine/prompt.py). Special tokens in message contents are plain text; a
+        note is added to `notes` and written to standard error where the template does not allow that.
         `template_variables` reach the chat template (`enable_thinking`, ...). UnsupportedError if the model has no
         chat template.
         """
@@ -277,7 +283,11 @@ class LLM:
                 f"{self.name} has no chat template: it is not made for conversations",
                 "use generate() or stream() to continue a text, or give a chat_template",
             )
-        return chat_prompt(self.tokenizer, self.chat_template, messages, template_variables or {})
+        ids, contents_marked = chat_prompt(self.tokenizer, self.chat_template, messages, template_variables or {})
+        if not contents_marked and UNMARKED not in self.notes:
+            self.notes += (UNMARKED,)
+            say(UNMARKED)
+        return ids
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> array[int]:
         """Token ids of a text; see Tokenizer.encode."""

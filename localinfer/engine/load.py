@@ -83,7 +83,7 @@ def load(
         )
     notes = [note for note in notes if note]
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        say(note)
     executable = chosen.load(plan.program, file, plan.config, progress)
     engine = Engine(
         executable,
@@ -93,6 +93,11 @@ def load(
         prefix_cache=prefix_cache,
     )
     return Loaded(engine, plan, tuple(notes))
+
+
+def say(note: str) -> None:
+    """Tells a person on standard error."""
+    print(f"note: {note}", file=sys.stderr)
 
 
 def chat_defaults(metadata: Mapping[str, Any]) -> SamplingParams:

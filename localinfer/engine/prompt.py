@@ -20,10 +20,13 @@ Parts = Sequence[tuple[str, bool]]
 
 def chat_prompt(
     tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], variables: Mapping[str, Any]
-) -> array[int]:
-    """The prompt for the next answer. It depends on the arguments alone, never on what was computed before."""
+) -> tuple[array[int], bool]:
+    """The prompt for the next answer, and whether special tokens in message contents are plain text in it.
+
+    It depends on the arguments alone, never on what was computed before.
+    """
     plain = [{key: value for key, value in message.items() if key != "tokens"} for message in messages]
-    parts: Parts = template.render_parts(plain, **variables)
+    parts = template.render_parts(plain, **variables)
     answers = _answers(tokenizer, messages, parts)
     ids = array("i")
     begin = 0
@@ -32,7 +35,7 @@ def chat_prompt(
         ids.extend(tokens)
         begin = index + 1
     ids.extend(_encode(tokenizer, parts[begin:], first=begin == 0))
-    return ids
+    return ids, parts.contents_marked
 
 
 def _answers(tokenizer: Tokenizer, messages: Sequence[Message], parts: Parts) -> list[tuple[int, array[int]]]:
@@ -55,11 +58,13 @@ def _answers(tokenizer: Tokenizer, messages: Sequence[Message], parts: Parts) ->
 
 def _tokens(tokenizer: Tokenizer, message: Message) -> array[int] | None:
     """The tokens of a message, without the one that ended it, if they stand for its content."""
-    tokens = array("i", message.get("tokens") or ())
+    given = message.get("tokens") or ()
+    if message["role"] != "assistant" or not all(0 <= token < tokenizer.vocab_size for token in given):
+        return None
+    tokens = array("i", given)
     if tokens and tokens[-1] in tokenizer.stop_ids:
         tokens.pop()
-    same = message["role"] == "assistant" and all(0 <= token < tokenizer.vocab_size for token in tokens)
-    return tokens if same and tokenizer.decode(tokens, skip_special=True) == message["content"] else None
+    return tokens if tokenizer.decode(tokens, skip_special=True) == message["content"] else None
 
 
 def _begins_anew(tokenizer: Tokenizer, parts: Parts) -> bool:
