@@ -22,6 +22,7 @@ from typing import Self
 
 import pytest
 
+from localinfer import LLM
 from localinfer.cli.chat_session import Session
 from localinfer.cli.conversation import Conversation, last_path, load
 from localinfer.cli.interrupt import interrupt_calls, interrupt_ends
@@ -74,13 +75,13 @@ def test_a_message_that_is_no_utf8_is_refused(monkeypatch: pytest.MonkeyPatch, t
 
 def test_a_conversation_survives_its_file(tmp_path: Path) -> None:
     said = Conversation("Be brief.")
-    said.add("user", 'multi\nline "quoted" 🙂')
-    said.add("assistant", "\x1b[31m answer")
+    said.messages.append({"role": "user", "content": 'multi\nline "quoted" 🙂'})
+    said.messages.append({"role": "assistant", "content": "\x1b[31m answer", "tokens": [5, 0, 2**40]})
     path = tmp_path / "folder" / "talk.json"
     said.save(path, "a model")
     assert load(path) == said
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    said.add("user", "again")
+    said.messages.append({"role": "user", "content": "again"})
     said.save(path, "a model")
     assert load(path) == said
     assert [p.name for p in path.parent.iterdir()] == ["talk.json"]
@@ -100,7 +101,8 @@ def test_saving_spares_files_that_are_no_conversations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [b"", b"\xff", b"[]", b"{}", b'{"messages": 3}', b'{"messages": [{"role": "user"}]}', b"[" * 100_000,
-     b'{"messages": [{"role": "boss", "content": "x"}]}', b'{"messages": [{"role": "user", "content": 5}]}'],
+     b'{"messages": [{"role": "boss", "content": "x"}]}', b'{"messages": [{"role": "user", "content": 5}]}',
+     b'{"messages": ["user"]}', b'{"messages": [{"role": "user", "content": "x", "tokens": [1.5]}]}'],
 )  # fmt: skip
 def test_loading_explains_a_wrong_file(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "wrong.json"
@@ -109,6 +111,34 @@ def test_loading_explains_a_wrong_file(content: bytes, tmp_path: Path) -> None:
         load(path)
     with pytest.raises(LocalInferError, match="cannot be read"):
         load(tmp_path / "absent.json")
+
+
+def test_each_turn_processes_only_its_new_tokens(scripted: str, tmp_path: Path) -> None:
+    """The answer's text encodes to other tokens (bytes) than those that were drawn, so this needs the tokens kept."""
+    params = SamplingParams(temperature=0)
+    with LLM(scripted, context=512) as llm:
+        reader = MessageReader(tmp_path / "history")
+        first = Session(llm, reader, Conversation("Be brief."), params)
+        first.answer("hi")
+        one = first.last
+        first.answer("more")
+        two = first.last
+        assert one is not None
+        assert two is not None
+        assert two.cached_tokens == one.prompt_tokens + len(one.tokens) - 1  # the end token was drawn, not processed
+        first.run_command(f"/save {tmp_path}/talk.json")
+        later = Session(llm, reader, Conversation(), params)
+        later.run_command(f"/load {tmp_path}/talk.json")
+        later.answer("and more")
+        assert later.last is not None
+        assert later.last.cached_tokens == two.prompt_tokens + len(two.tokens) - 1
+
+
+def test_conversations_without_tokens_load(tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello"}]
+    path.write_text(json.dumps({"model": "any", "messages": messages}, indent=2))
+    assert load(path).messages == messages
 
 
 # --- Ctrl-C ------------------------------------------------------------------------------------------------------
@@ -251,8 +281,9 @@ def test_a_talk(chat: Terminal, tmp_path: Path) -> None:
     chat.send("/exit\n")
     assert chat.end() == 0
     messages = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert len(messages[1].pop("tokens")) == 6
     assert messages == [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "Hello, wide 🌍!"}]
-    assert json.loads(last_path().read_text())["messages"] == messages
+    assert last_path().read_text() == (tmp_path / "talk.json").read_text()
     history = (tmp_path / "home" / "config" / "history").read_text()
     assert "hi there" in history
     assert stat.S_IMODE((tmp_path / "home" / "config" / "history").stat().st_mode) == 0o600
@@ -412,7 +443,7 @@ def test_a_chat_at_a_pipe(scripted: str) -> None:
 
 
 def test_a_chat_needs_a_chat_model(tmp_path: Path) -> None:
-    base = write_scripted_model(tmp_path / "base.gguf", chat=False)
+    base = write_scripted_model(tmp_path / "base.gguf", template="")
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages[-1]['content'] }}")
     command = [sys.executable, "-m", "localinfer", "chat", str(base)]

@@ -90,7 +90,7 @@ class Session:
 
     def _take(self, message: Message) -> None:
         if message.quoted or "\n" in message.text or not message.text.lstrip().startswith("/"):
-            self._answer(message.text)
+            self.answer(message.text)
         else:
             self.run_command(message.text.strip())
 
@@ -103,7 +103,8 @@ class Session:
             )
         self._commands[word](rest.strip())
 
-    def _answer(self, message: str) -> None:
+    def answer(self, message: str) -> None:
+        """Asks the model and streams its answer; both become part of the conversation. Raises as `LLM.chat` does."""
         asked = {"role": "user", "content": message}
         try:
             stream = self.llm.chat([*self.conversation.with_system(), asked], self.params, stream=True)
@@ -117,8 +118,7 @@ class Session:
                 emit(chunk.text)
         self.last = completion = stream.completion
         emit("\n")
-        self.conversation.add("user", message)
-        self.conversation.add("assistant", completion.text)
+        self.conversation.messages += [asked, completion.message]
         self._keep()
         if completion.finish_reason == "cancelled":
             note("(stopped)")

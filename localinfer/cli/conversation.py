@@ -15,17 +15,17 @@ _ROLES = ("system", "user", "assistant")
 
 @dataclass
 class Conversation:
-    """`messages` are {"role": "user" or "assistant", "content": text}, in turns; `system` comes before them."""
+    """`messages` are {"role": "user" or "assistant", "content": text}, in turns; `system` comes before them.
+
+    An answer also has the "tokens" that were drawn (`Completion.message`), so that no turn computes it again.
+    """
 
     system: str = ""
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
 
-    def with_system(self) -> list[dict[str, str]]:
+    def with_system(self) -> list[dict[str, Any]]:
         """All messages, the system message first if there is one."""
         return ([{"role": "system", "content": self.system}] if self.system else []) + self.messages
-
-    def add(self, role: str, content: str) -> None:
-        self.messages.append({"role": role, "content": content})
 
     def save(self, path: Path, model: str, *, overwrite: bool = False) -> None:
         """Writes the file whole or not at all, readable by its owner only.
@@ -37,7 +37,8 @@ class Conversation:
                 load(path)
             except FormatError as error:
                 raise LocalInferError(f"{path} exists and is no saved conversation", "choose another name") from error
-        content = json.dumps({"model": model, "messages": self.with_system()}, ensure_ascii=False, indent=2)
+        lines = ",\n".join(json.dumps(message, ensure_ascii=False) for message in self.with_system())
+        content = f'{{"model": {json.dumps(model, ensure_ascii=False)}, "messages": [\n{lines}\n]}}'
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,8 +71,13 @@ def last_path() -> Path:
     return config_folder() / "last-conversation.json"
 
 
-def _message(item: Any) -> dict[str, str]:
-    role, content = item["role"], item["content"]
+def _message(item: Any) -> dict[str, Any]:
+    role, content, tokens = item["role"], item["content"], item.get("tokens")
     if role not in _ROLES or not isinstance(content, str):
         raise ValueError(f"a message has the role {role!r} and content of type {type(content).__name__}")
-    return {"role": role, "content": content}
+    message = {"role": role, "content": content}
+    if tokens is None:
+        return message
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+        raise ValueError("the tokens of a message are no list of whole numbers")
+    return {**message, "tokens": tokens}
