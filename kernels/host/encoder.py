@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from weakref import finalize
 
 from localinfer.errors import FormatError, LocalInferError, UnsupportedError
@@ -28,8 +27,7 @@ _FLAGS = (  # of EncoderOptions, in the order of the native struct
 )
 
 
-@dataclass(frozen=True)
-class EncoderOptions:
+class EncoderOptions(NamedTuple):
     """What a tokenizer model does to text. Each kind of model reads only what concerns it (native/encoder_models.h)."""
 
     kind: ModelKind

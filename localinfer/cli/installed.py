@@ -18,7 +18,7 @@ def command(json: Annotated[bool, typer.Option("--json", help="Print one JSON ob
     if json:
         emit_json(
             {
-                "installed": [{**vars(model), "path": str(model.path)} for model in models],
+                "installed": [{**model._asdict(), "path": str(model.path)} for model in models],
                 "available": [{"name": e.name, "size": e.size, "sha256": e.sha256, "about": e.about} for e in missing],
             }
         )

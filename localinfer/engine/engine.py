@@ -9,7 +9,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from localinfer.engine.kv import BlockManager
 from localinfer.engine.runner import run_step
@@ -62,8 +62,7 @@ class Request:
         return len(self.sequence.tokens) - self.sequence.prompt_length
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """What one step brought one request. `text` may lag behind `token`: a stop string may be under way."""
 
     request: Request

@@ -12,9 +12,13 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from hashlib import blake2b
 
 from localinfer.engine.sequence import Sequence
+
+try:  # where hashlib has it from; hashlib itself loads OpenSSL, which takes a few ms of every start
+    from _blake2 import blake2b
+except ImportError:
+    from hashlib import blake2b
 
 
 class BlockManager:

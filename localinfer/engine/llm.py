@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 from weakref import WeakValueDictionary
 
 from localinfer.engine.engine import FinishReason, Output, Request
@@ -76,8 +76,7 @@ class Completion:
         return (self.prompt_tokens - self.cached_tokens) / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
 
 
-@dataclass(frozen=True)
-class TextChunk:
+class TextChunk(NamedTuple):
     """A piece of an answer: the text that is certain by now, and the tokens drawn since the last piece."""
 
     text: str

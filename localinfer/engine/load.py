@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from localinfer.engine.engine import Engine
 from localinfer.engine.plan import Plan, Wishes, make_plan
@@ -31,8 +30,7 @@ _SAMPLING_KEYS = {
 }
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """An engine with the plan it was loaded by. `notes` are what a person should be told."""
 
     engine: Engine

@@ -8,7 +8,7 @@ changes that would fit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from localinfer.engine.memory import free_memory, resident
 from localinfer.errors import LocalInferError, MemoryPlanError
@@ -24,8 +24,7 @@ BLOCK_SIZE = 16
 CHUNK = 512  # tokens of a prompt in one step
 
 
-@dataclass(frozen=True)
-class Wishes:
+class Wishes(NamedTuple):
     """What was asked for. `context` None leaves it to the plan; `chunk` is the number of prompt tokens in one step."""
 
     context: int | None = None
@@ -37,8 +36,7 @@ class Wishes:
     block_size: int = BLOCK_SIZE
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What loading takes, in bytes by purpose, beside `free` bytes that may still be taken.
 
     "process" is what the process held when the plan was made, tokenizer included; all parts together are the expected
@@ -142,7 +140,7 @@ def _refusal(plan: Plan, wishes: Wishes, plan_for: Callable[[Wishes, int], Plan]
     """Says what is missing, and which smallest changes would fit."""
     context, changes = plan.config.context, []
     if (wishes.kv_type_k, wishes.kv_type_v) != ("int8", "int8"):
-        smaller = replace(wishes, kv_type_k="int8", kv_type_v="int8")
+        smaller = wishes._replace(kv_type_k="int8", kv_type_v="int8")
         if plan_for(smaller, context).fits:
             changes.append("keys and values as int8 (kv_type int8)")
     if fitting := _largest_context(lambda context: plan_for(wishes, context), context):

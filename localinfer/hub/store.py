@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from localinfer.errors import FormatError, LocalInferError
 from localinfer.hub.folders import models_folder
@@ -19,8 +19,7 @@ from localinfer.hub.folders import models_folder
 RECORD = "record.json"
 
 
-@dataclass(frozen=True)
-class Installed:
+class Installed(NamedTuple):
     """A model in the store; `time` is when it was pulled, ISO 8601 in UTC."""
 
     name: str

@@ -8,11 +8,10 @@ To add a tokenizer, add a row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Pretokenizer:
+class Pretokenizer(NamedTuple):
     """`rules` are applied one after the other, each to the pieces that the one before left."""
 
     rules: tuple[str, ...]

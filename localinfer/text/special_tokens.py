@@ -6,7 +6,7 @@ Files name some of them; the rest is known only by their text. The names are tho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from localinfer.formats.metadata import Metadata
 from localinfer.kernels.host.encoder import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, NativeVocabulary
@@ -32,8 +32,7 @@ _STOP = (
 _STOP_IF_TYPED = ("</s>", "<eos>")
 
 
-@dataclass(frozen=True)
-class SpecialIds:
+class SpecialIds(NamedTuple):
     """Ids of the special tokens; None where the vocabulary has none. `stop` are those that end an answer."""
 
     bos: int | None

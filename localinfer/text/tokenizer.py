@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from localinfer.errors import FormatError, UnsupportedError
 from localinfer.formats.metadata import Metadata
@@ -118,8 +117,7 @@ class Tokenizer:
         return self._vocabulary.type(token_id) in (CONTROL, UNKNOWN)
 
 
-@dataclass(frozen=True)
-class _Plan:
+class _Plan(NamedTuple):
     """What the metadata says about one vocabulary, before its tokens are looked at."""
 
     options: EncoderOptions
@@ -147,8 +145,7 @@ def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     special, notes = find_special_ids(data, vocabulary, plan.defaults, has_types=types is not None)
     strip_left, strip_right = whitespace_strippers(data, vocabulary)
 
-    options = replace(
-        plan.options,
+    options = plan.options._replace(
         unknown_id=-1 if special.unk is None else special.unk,
         strip_left=strip_left,
         strip_right=strip_right,
