@@ -18,6 +18,7 @@ from gguf import GGUFValueType as Kind
 
 import gguf_files
 from gguf_files import pair, raw_gguf, string, tensor_info, write_gguf
+from localinfer.engine.memory import resident
 from localinfer.errors import FormatError, LocalInferError, UnsupportedError
 from localinfer.formats.gguf import GGUFFile, open_gguf
 from localinfer.formats.metadata import Metadata
@@ -572,3 +573,17 @@ def test_wrong_metadata_is_explained(metadata: Metadata, method: str, arguments:
         getattr(metadata, method)(*arguments)
     assert words in error.value.message
     assert len(error.value.message) < 150
+
+
+def test_dropped_pages_leave_memory_and_come_back(tmp_path: Path) -> None:
+    values = np.arange(2**22, dtype=np.float32)
+    path = write_gguf(tmp_path / "large.gguf", {}, {"weight": values})
+    with open_gguf(path) as file:
+        buffer = file.tensor("weight").buffer
+        before = resident()
+        assert sum(buffer[::4096]) >= 0  # touches every page
+        assert resident() - before > 12 * 2**20
+        file.drop_pages()
+        assert resident() - before < 4 * 2**20
+        assert buffer == values.tobytes()
+    file.drop_pages()

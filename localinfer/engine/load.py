@@ -83,6 +83,7 @@ def load(
     for note in notes:
         say(note)
     executable = chosen.load(plan.program, file, plan.config, progress)
+    file.drop_pages()
     engine = Engine(
         executable,
         plan.config,

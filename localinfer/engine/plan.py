@@ -21,7 +21,9 @@ from localinfer.models import record, refuse_unused
 DEFAULT_CONTEXT = 8192
 CONTEXT_STEP = 256
 BLOCK_SIZE = 16
-CHUNK = 512  # tokens of a prompt in one step
+# Tokens of a prompt in one step. With 512, prompts of 2,048 tokens take 0 to 7 % less time, prompts of 512 the same,
+# and activations twice the memory.
+CHUNK = 256
 
 
 class Wishes(NamedTuple):
@@ -88,7 +90,8 @@ def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes) -> Plan:
         refuse_unused(program, file.tensors)
         config = load_config(wishes, context)
         reserved = backend.plan(program, file, config).parts
-        # Asked for last: by now the backend's library is loaded, and the pages of the file that planning reads are in.
+        file.drop_pages()  # loading does the same when it has read them
+        # Asked for last: by now the backend's library is loaded.
         parts = {"process": resident(), **reserved, "sampler": sampler_bytes(program.vocab_size)}
         return Plan(program, backend.name, config, parts, free, reason)
 
