@@ -121,11 +121,11 @@ class Executable(Protocol):
     """A loaded model. One step at a time; not re-entrant."""
 
     def step(self, batch: Batch) -> Logits:
-        """Runs the program on one batch. Raises Cancelled if `cancel` was called meanwhile."""
+        """Runs the program on one batch. Raises Cancelled, once, if `cancel` has been called."""
         ...
 
     def cancel(self) -> None:
-        """From any thread: the step that is running, if any, stops early."""
+        """From any thread: the step that runs, or else the next one, stops early and raises Cancelled."""
         ...
 
     def close(self) -> None:

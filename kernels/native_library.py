@@ -17,10 +17,16 @@ def open_library(module: str) -> ctypes.CDLL:
     """
     name = module.rpartition(".")[2] + ".so"
     if folder := os.environ.get("LOCALINFER_NATIVE_DIR"):
-        return ctypes.CDLL(os.path.join(folder, name))
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
+        path = os.path.join(folder, name)
+    else:
+        spec = importlib.util.find_spec(module)
+        if spec is None or spec.origin is None:
+            raise LocalInferError(f"the native library {name} is not installed", "reinstall localinfer: pip install .")
+        path = spec.origin
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:
         raise LocalInferError(
-            f"the native library {name} is not installed", "reinstall localinfer: pip install --force-reinstall ."
-        )
-    return ctypes.CDLL(spec.origin)
+            f"the native library {path} does not load: {error}",
+            "unset LOCALINFER_NATIVE_DIR if it is set, or reinstall localinfer: pip install .",
+        ) from error

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from localinfer.errors import UnsupportedError
+from localinfer.errors import LocalInferError, UnsupportedError
 from localinfer.kernels.base import Batch, Cancelled, LoadConfig, batch_of
 from localinfer.kernels.cpu.backend import CpuBackend
 from localinfer.kernels.cpu.native import isa_names
@@ -141,12 +146,18 @@ def test_elementwise_ops_behind_a_linear_run_on_its_columns(tmp_path: Path) -> N
 class AttentionCase:
     """q, k, v given per token; `check` compares with the reference and with itself."""
 
-    def __init__(self, folder: Path, tokens: int, heads: int, layer: KvLayer, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, tokens: int, heads: int, layer: KvLayer, last_token: float | None = None, **options: Any
+    ) -> None:
+        """`last_token`, if given, is every element of the last token's key and value."""
         self.built = OpProgram(folder, tokens)
         self.tokens = tokens
         width = layer.n_kv_heads * layer.head_dim
         q = self.built.input(random((tokens, heads * layer.head_dim), 1))
-        k, v = self.built.input(random((tokens, width), 2)), self.built.input(random((tokens, width), 3))
+        keys, values = random((tokens, width), 2), random((tokens, width), 3)
+        if last_token is not None:
+            keys[-1] = values[-1] = last_token
+        k, v = self.built.input(keys), self.built.input(values)
         index = self.built.kv_layer(layer)
         self.built.add_op(KvAppend(k, v, index))
         settings = {"scale": layer.head_dim**-0.5, "window": layer.window} | options
@@ -234,12 +245,7 @@ def test_garbage_behind_the_last_position_is_never_read(tmp_path: Path) -> None:
     executable.close()
 
     (tmp_path / "again").mkdir()
-    poisoned = AttentionCase(tmp_path / "again", 64, 2, KvLayer(1, 16))
-    with poisoned.built.tensors.path.open("r+b") as file:  # token 63's keys and values become NaN
-        for name in ("input v2", "input v3"):
-            tensor = poisoned.built.tensors.tensor(name)
-            file.seek(tensor.offset + 63 * 64)
-            file.write(np.full(16, np.nan, np.float32).tobytes())
+    poisoned = AttentionCase(tmp_path / "again", 64, 2, KvLayer(1, 16), last_token=np.nan)
     executable = CpuBackend().load(poisoned.program, poisoned.built.tensors, poisoned.built.config())
     executable.step(batch_of([([63] * 16, 0, [0])], logits="all"))
     np.testing.assert_array_equal(executable.step(batch_of([(range(5), 0, [0])], logits="all")).numpy(), clean)
@@ -316,8 +322,64 @@ def test_a_step_can_be_cancelled_from_another_thread(tmp_path: Path) -> None:
         list(steps)
     cancelled.set()
     canceller.join()
+    with contextlib.suppress(Cancelled):  # the last cancel may have come between two steps
+        executable.step(whole(256)[0])
     np.testing.assert_array_equal(executable.step(whole(256)[0]).numpy(), expected)
     executable.close()
+
+
+def test_a_cancel_between_steps_stops_the_next_one_once(tmp_path: Path) -> None:
+    case = AttentionCase(tmp_path, 64, 2, KvLayer(1, 16))
+    for backend in (CpuBackend(), ReferenceBackend()):
+        executable = backend.load(case.program, case.built.tensors, case.built.config())
+        executable.cancel()
+        with pytest.raises(Cancelled):
+            executable.step(whole(5)[0])
+        assert executable.step(whole(5)[0]).rows == 5
+        executable.close()
+        executable.cancel()  # nothing happens
+
+
+def test_values_beyond_the_range_of_f16_do_not_reach_earlier_tokens(tmp_path: Path) -> None:
+    """An infinity in the cache, times the probability 0 that an earlier token gives it, would be NaN."""
+    case = AttentionCase(tmp_path, 8, 2, KvLayer(1, 16), last_token=1e6)
+    first = case.run(CpuBackend(), whole(8))
+    assert np.isfinite(first).all()
+    np.testing.assert_array_equal(case.run(CpuBackend(), one_by_one(8)), first)
+    expected = case.run(ReferenceBackend(), whole(8))
+    assert np.abs(first - expected).max() <= TOLERANCE * np.abs(expected).max()
+
+
+def test_a_model_loaded_before_fork_says_so_in_the_child(tmp_path: Path) -> None:
+    case = AttentionCase(tmp_path, 64, 2, KvLayer(1, 16))
+    executable = CpuBackend().load(case.program, case.built.tensors, case.built.config())
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of fork in a process with threads
+        child = os.fork()
+    if child == 0:
+        try:
+            executable.step(whole(5)[0])
+        except LocalInferError as error:
+            os.write(write, error.message.encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    assert b"fork" in os.read(read, 1000)
+    os.close(read)
+    executable.close()
+
+
+def test_more_threads_than_the_system_has_are_refused() -> None:
+    """The ones that were started end; the process goes on."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))\n"
+        "from localinfer.kernels.cpu.native import library\n"
+        "print(library().li_cpu_pool_create(100000))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
 
 
 def test_unknown_instruction_sets_and_block_sizes_are_refused(tmp_path: Path) -> None:

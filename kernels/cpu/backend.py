@@ -9,6 +9,7 @@ import threading
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from localinfer.errors import FormatError, LocalInferError, MemoryPlanError, UnsupportedError
@@ -25,9 +26,11 @@ from localinfer.kernels.base import (
     row_range,
 )
 from localinfer.kernels.cpu import topology
+from localinfer.kernels.cpu.codebooks import install_codebooks
 from localinfer.kernels.cpu.lower import Lowered, LoweredProgram, Place, lower
 from localinfer.kernels.cpu.native import (
     ACTIVATIONS,
+    CHUNK,
     KINDS,
     KV_TYPES,
     PURPOSES,
@@ -42,9 +45,6 @@ from localinfer.kernels.program import Matrix, Program, Vector
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-_POOLS: dict[int, int] = {}  # threads -> native pool: one per process and size, shared by every model
-_POOLS_LOCK = threading.Lock()
 
 
 class CpuBackend:
@@ -72,19 +72,19 @@ class CpuBackend:
 
     def availability(self) -> Availability:
         try:
-            names = isa_names()
-        except (LocalInferError, OSError) as error:
-            return Availability(False, f"its native library does not load: {error}")
+            names, isa = isa_names(), self.isa
+        except LocalInferError as error:
+            return Availability(False, error.message)
         threads = topology.default_threads()
         limit = topology.quota()
         details = {
             "instruction sets": ", ".join(names),
-            "in use": self.isa,
+            "in use": isa,
             "threads": str(threads),
             "logical processors allowed": str(len(topology.allowed_cpus())),
             "container quota": "none" if limit is None else f"{limit:g} processors",
         }
-        return Availability(True, f"{self.isa} kernels, {threads} thread{'s' if threads != 1 else ''}", details)
+        return Availability(True, f"{isa} kernels, {threads} thread{'s' if threads != 1 else ''}", details)
 
     def plan(self, program: Program, tensors: TensorSource, config: LoadConfig) -> MemoryPlan:
         with self._building(program, tensors, config) as building:
@@ -110,9 +110,10 @@ class CpuBackend:
 
     def _lower(self, program: Program, tensors: TensorSource) -> LoweredProgram:
         if self._lowered is None or self._lowered[0] is not program:
-            matrices = {m: tensors.tensor(m.name).type.id for m in program.matrices()}
+            types = {m: tensors.tensor(m.name).type for m in program.matrices()}
+            install_codebooks(library(), (t.name for t in types.values()))
             isa = self.isa.encode()
-            integer = frozenset(m for m, type_id in matrices.items() if library().li_cpu_integer_type(isa, type_id))
+            integer = frozenset(m for m, t in types.items() if library().li_cpu_integer_type(isa, t.id))
             self._lowered = program, lower(program, integer)
         return self._lowered[1]
 
@@ -122,6 +123,8 @@ class CpuExecutable:
 
     def __init__(self, model: int, ops: list[Lowered], vocab_size: int, memory: MemoryPlan, threads: int) -> None:
         self._model: int | None = model
+        self._lock = threading.RLock()  # close may come from another thread, and from a signal handler
+        self._process = os.getpid()
         self._ops = ops
         self._vocab_size = vocab_size
         self.memory = memory
@@ -147,20 +150,23 @@ class CpuExecutable:
             *(_address(a) for a in arrays),
         )
         model = self._handle()
-        if native.li_cpu_step(model, ctypes.byref(view)):
-            if native.li_cpu_cancelled(model):
-                raise Cancelled
+        outcome = native.li_cpu_step(model, ctypes.byref(view))
+        if outcome == 1:
+            raise Cancelled
+        if outcome:
             raise ValueError(f"the step was refused: {native.li_cpu_error(model).decode()}")
         return CpuLogits(len(batch.logit_rows), self._vocab_size, native.li_cpu_logits(model))
 
     def cancel(self) -> None:
-        if self._model is not None:
-            library().li_cpu_cancel(self._model)
+        with self._lock:
+            if self._model is not None:
+                library().li_cpu_cancel(self._model)
 
     def close(self) -> None:
-        if self._model is not None:
-            library().li_cpu_destroy(self._model)
-            self._model = None
+        with self._lock:
+            model, self._model = self._model, None
+            if model is not None:
+                library().li_cpu_destroy(model)
 
     def profile(self) -> list[tuple[Lowered, float]]:
         """Seconds that thread 0 spent in each native op since the last call; the first call only starts the clock."""
@@ -175,6 +181,8 @@ class CpuExecutable:
     def _handle(self) -> int:
         if self._model is None:
             raise RuntimeError("the model is closed")
+        if os.getpid() != self._process:  # its threads did not come along
+            raise LocalInferError("a loaded model cannot be used after fork()", "load it in the new process")
         return self._model
 
 
@@ -205,7 +213,7 @@ class _Building:
         self.native = library()
         self.isa = isa.encode()
         self.threads = config.threads or topology.default_threads()
-        if config.block_size % 8 or 256 % config.block_size:
+        if config.block_size % 8 or CHUNK % config.block_size:
             raise UnsupportedError(
                 f"KV blocks of {config.block_size} tokens", "the cpu backend takes 8, 16, 32, 64, 128 or 256"
             )
@@ -248,7 +256,7 @@ class _Building:
         if self.native.li_cpu_group_bytes(self.isa, tensor.type.id, matrix.cols) == 0:
             raise UnsupportedError(
                 f"tensor {tensor.name} is {tensor.type.name} with {matrix.cols} columns, which the cpu backend lacks",
-                "use --backend reference, or a file quantized to another type",
+                "use a file quantized to another type, or the reference backend (needs torch)",
             )
         offset, size = row_range(tensor, matrix.start, matrix.rows)
         self.weight_bytes += size
@@ -326,14 +334,17 @@ class _Building:
             )
 
 
+@cache
 def _pool(threads: int) -> int:
-    with _POOLS_LOCK:
-        if threads not in _POOLS:
-            pool = library().li_cpu_pool_create(threads)
-            if not pool:
-                raise LocalInferError(f"{threads} threads could not be started", "use fewer: --threads")
-            _POOLS[threads] = pool
-        return _POOLS[threads]
+    """The native pool of that many threads: one per process, shared by every model."""
+    pool: int | None = library().li_cpu_pool_create(threads)
+    if pool is None:
+        raise LocalInferError(f"{threads} threads could not be started", "use fewer: --threads")
+    return pool
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def _kv_type(name: KvType) -> int:

@@ -41,8 +41,8 @@ from localinfer.kernels.program import (
 
 _T = TypeVar("_T")
 
-MAX_OUTPUTS = 4
-MAX_HEADS_PER_KV_HEAD = 64
+MAX_OUTPUTS = 4  # kMaxMatrices in native/model.h
+MAX_HEADS_PER_KV_HEAD = 64  # kMaxTileRows in native/model.h
 REST = 3  # ops between the last use of a slot and the next value in it
 
 Kind = Literal[

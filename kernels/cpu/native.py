@@ -1,35 +1,22 @@
-"""ctypes bindings of native/api.cpp. The structs mirror native/model.h; a size check at load catches a drift."""
+"""ctypes bindings of native/api.cpp. The structs mirror native/model.h; a check of sizes and counts at load
+catches a drift."""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint64, c_void_p
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
+from localinfer.errors import LocalInferError
+from localinfer.kernels.cpu.lower import MAX_HEADS_PER_KV_HEAD, MAX_OUTPUTS, Kind
 from localinfer.kernels.native_library import open_library
 
-MAX_MATRICES = 4
-
-KINDS = (
-    "embed",
-    "rope_table",
-    "rms_norm",
-    "quantize",
-    "linear",
-    "rope",
-    "kv_append",
-    "attention",
-    "attention_merge",
-    "glu",
-    "add",
-    "scale",
-    "softcap",
-    "select_rows",
-)
+KINDS = get_args(Kind)  # in the order of OpKind in native/model.h
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 KV_TYPES = ("f16", "bf16", "int8")
 PURPOSES = ("weights", "kv", "activations")
+CHUNK = 256  # positions that attention sums up together: kChunk in native/vector.h
 
 
 class ValueRef(Structure):
@@ -43,9 +30,9 @@ class NativeOp(Structure):
         ("barrier_batch", c_int32),
         ("by_columns", c_int32),
         ("inputs", ValueRef * 3),
-        ("outputs", ValueRef * MAX_MATRICES),
-        ("matrices", c_int32 * MAX_MATRICES),
-        ("biases", c_int32 * MAX_MATRICES),
+        ("outputs", ValueRef * MAX_OUTPUTS),
+        ("matrices", c_int32 * MAX_OUTPUTS),
+        ("biases", c_int32 * MAX_OUTPUTS),
         ("n_matrices", c_int32),
         ("activations", c_int32),
         ("vector", c_int32),
@@ -96,7 +83,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "li_cpu_isa_name": (c_char_p, [c_int]),
     "li_cpu_group_bytes": (c_size_t, [c_char_p, c_int32, c_int32]),
     "li_cpu_integer_type": (c_int, [c_char_p, c_int32]),
-    "li_cpu_op_bytes": (c_size_t, []),
+    "li_cpu_layout": (None, [POINTER(c_int32)]),
+    "li_cpu_set_codebook": (c_int, [c_int32, c_char_p, c_size_t]),
     "li_cpu_pool_create": (c_void_p, [c_int]),
     "li_cpu_pool_destroy": (None, [c_void_p]),
     "li_cpu_create": (c_void_p, [POINTER(Config)]),
@@ -112,7 +100,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "li_cpu_reserved": (POINTER(c_uint64), [c_void_p]),
     "li_cpu_step": (c_int, [c_void_p, POINTER(BatchView)]),
     "li_cpu_cancel": (None, [c_void_p]),
-    "li_cpu_cancelled": (c_int, [c_void_p]),
     "li_cpu_logits": (c_void_p, [c_void_p]),
     "li_cpu_profile": (None, [c_void_p, c_void_p, c_int]),
 }
@@ -126,8 +113,13 @@ def library() -> ctypes.CDLL:
         function = getattr(native, name)
         function.restype = result
         function.argtypes = arguments
-    if native.li_cpu_op_bytes() != ctypes.sizeof(NativeOp):
-        raise RuntimeError("NativeOp in native.py and Op in native/model.h differ: rebuild localinfer")
+    layout = (c_int32 * 6)()
+    native.li_cpu_layout(layout)
+    sizes = [ctypes.sizeof(struct) for struct in (NativeOp, Config, BatchView)]
+    if list(layout) != [*sizes, len(KINDS), MAX_HEADS_PER_KV_HEAD, CHUNK]:
+        raise LocalInferError(
+            "the native library does not belong to this version of localinfer", "reinstall it: pip install ."
+        )
     return native
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,9 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i
 class Store:
     """Keys or values in a cache's type: `[slots, heads, head_dim]`.
 
-    int8 has one float32 scale per token and head: scale = max|x| / 127, q = round(x * (127 / max|x|)), ties to even.
+    f16 clamps to its largest numbers: an infinity times a probability of 0 would be NaN. int8 has one float32 scale per
+    token and head: scale = max|x| / 127, q = round(x * (127 / max|x|)), ties to even; both 0 where max|x| < 2⁻¹¹⁹ (the
+    factor may overflow), and a NaN for scale where x is not finite.
     """
 
     def __init__(self, slots: int, layer: KvLayer, kind: KvType) -> None:
@@ -26,8 +30,12 @@ class Store:
         heads = x.view(-1, *self._data.shape[1:])
         if self._scales is not None:
             largest = heads.abs().amax(-1, keepdim=True)
-            heads = torch.round(heads * torch.where(largest > 0, 127.0 / largest, 0.0))
-            self._scales[slots] = largest / 127.0
+            regular = largest.isfinite() & (largest >= 2.0**-119)
+            heads = torch.where(regular, torch.round(heads * (127.0 / largest)), 0.0)
+            scales = torch.where(largest < 2.0**-119, 0.0, math.nan)
+            self._scales[slots] = torch.where(regular, largest / 127.0, scales)
+        elif self._data.dtype == torch.float16:
+            heads = heads.clamp(-65504.0, 65504.0)
         self._data[slots] = heads.to(self._data.dtype)
 
     def read(self, slots: Tensor) -> Tensor:

@@ -85,12 +85,12 @@ class ReferenceExecutable:
         if self._closed:
             raise RuntimeError("this model is closed")
         self._check(batch)
-        self._cancelled.clear()
         with torch.inference_mode():
             rows = _Rows(batch, self._config.block_size)
             values: dict[Value, Tensor] = {}
             for op, dying in zip(self._program.ops, self._last_uses, strict=True):
                 if self._cancelled.is_set():
+                    self._cancelled.clear()
                     raise Cancelled
                 self._run(op, values, rows)
                 for value in dying:

@@ -46,7 +46,11 @@ LI_API int li_cpu_integer_type(const char* isa_name, int32_t type) {
     return isa && isa->matmul->integer_type(type);
 }
 
-LI_API size_t li_cpu_op_bytes() { return sizeof(Op); }
+// What kernels/cpu/native.py must agree with: sizes of the structs, the number of op kinds, and limits.
+LI_API void li_cpu_layout(int32_t* out) {
+    const int32_t layout[] = {sizeof(Op), sizeof(Config), sizeof(BatchView), kSelectRows + 1, kMaxTileRows, kChunk};
+    std::memcpy(out, layout, sizeof layout);
+}
 
 LI_API Pool* li_cpu_pool_create(int threads) {
     return guarded(nullptr, [&] { return new Pool(threads); }, static_cast<Pool*>(nullptr));
@@ -98,14 +102,15 @@ LI_API uint64_t li_cpu_progress(Model* model) { return model->progress.load(); }
 // Bytes reserved (or planned) for weights, KV and activations, in the order of `Purpose`.
 LI_API const uint64_t* li_cpu_reserved(Model* model) { return model->reserved; }
 
+// 0: done, 1: cancelled, -1: refused (see li_cpu_error).
 LI_API int li_cpu_step(Model* model, const BatchView* batch) {
-    model->cancel = false;
-    return guarded(model, [&] { return model->step(*batch) ? 0 : -1; }, -1);
+    return guarded(model, [&] {
+        Model::Outcome outcome = model->step(*batch);
+        return outcome == Model::Outcome::done ? 0 : outcome == Model::Outcome::cancelled ? 1 : -1;
+    }, -1);
 }
 
 LI_API void li_cpu_cancel(Model* model) { model->cancel = true; }
-
-LI_API int li_cpu_cancelled(Model* model) { return model->cancel.load(); }
 
 LI_API const float* li_cpu_logits(Model* model) { return model->logits(); }
 

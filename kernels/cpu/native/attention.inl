@@ -32,8 +32,8 @@ inline int padded_dim(int head_dim) { return (head_dim + 7) / 8 * 8; }
 
 // One value in the cache's type. `inverse_scale` is for int8, unused otherwise.
 inline void store_element(uint8_t* p, size_t index, int type, float x, float inverse_scale) {
-    if (type == li::kKvF16)
-        ((uint16_t*)p)[index] = float_to_f16(x);
+    if (type == li::kKvF16) // clamped: an infinity times a probability of 0 would be NaN
+        ((uint16_t*)p)[index] = float_to_f16(x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x);
     else if (type == li::kKvBf16)
         ((uint16_t*)p)[index] = float_to_bf16(x);
     else

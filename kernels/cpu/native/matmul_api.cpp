@@ -1,35 +1,19 @@
-// The matrix products through the C ABI, for tests and micro-benchmarks only.
+// The matrix products through the C ABI, for tests and micro-benchmarks only: the caller checks that the
+// instruction set exists (li_matmul_has) and that its buffers are large enough.
 // `isa` is "portable", "avx2" or "avx512vnni".
 #include <cstring>
 
 #include "api.h"
-#include "matmul.h"
+#include "isa.h"
 
 using li::MatmulKernels;
 
 namespace {
 
-bool cpu_runs(const char* isa) {
-#if defined(__x86_64__)
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    if (std::strcmp(isa, "avx2") == 0)
-        return avx2;
-    if (std::strcmp(isa, "avx512vnni") == 0)
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512vnni");
-#endif
-    return std::strcmp(isa, "portable") == 0;
-}
-
+// Null if there is no such instruction set here.
 const MatmulKernels* kernels_of(const char* isa) {
-    if (!cpu_runs(isa))
-        return nullptr;
-    if (std::strcmp(isa, "avx2") == 0)
-        return li::matmul_avx2();
-    if (std::strcmp(isa, "avx512vnni") == 0)
-        return li::matmul_avx512vnni();
-    return li::matmul_portable();
+    const li::Isa* found = isa ? li::find_isa(isa) : nullptr;
+    return found ? found->matmul : nullptr;
 }
 
 } // namespace
@@ -40,7 +24,8 @@ LI_API int li_matmul_has(const char* isa) {
 }
 
 LI_API size_t li_matmul_group_bytes(const char* isa, int type, int cols) {
-    return kernels_of(isa)->group_bytes(type, cols);
+    const MatmulKernels* kernels = kernels_of(isa);
+    return kernels ? kernels->group_bytes(type, cols) : 0;
 }
 
 // Packs `rows` rows, `row_bytes` apart, into groups at `out` (64-byte aligned, all groups).
@@ -96,7 +81,7 @@ LI_API uint64_t li_matmul_probe_read(const uint64_t* data, size_t bytes) {
 // avx2 vpmaddubsw + vpaddw, for avx512vnni vpdpbusd with 256 bits; 0 for portable.
 LI_API double li_matmul_probe_integer(const char* isa, long rounds) {
 #if defined(__x86_64__)
-    if (!cpu_runs(isa))
+    if (!kernels_of(isa))
         return 0;
     if (std::strcmp(isa, "avx2") == 0) {
 #define LI_PAIR(t, a) "vpmaddubsw %%ymm14, %%ymm15, %%ymm" t "\n vpaddw %%ymm" t ", %%ymm" a ", %%ymm" a "\n"

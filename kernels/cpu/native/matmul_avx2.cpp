@@ -16,6 +16,35 @@ constexpr bool kManyRegisters = false; // 32 vector registers, not 16
 constexpr bool kOffsetWeights = false;
 using Scale = __m256i; // the integer scale in both 16-bit halves of a row's lane
 
+// The vectors of the tiles.
+using WideInt = __m256i;
+using WideFloat = __m256;
+constexpr int kWideLanes = 8;
+LI_INLINE WideFloat wide_zero() {
+    return _mm256_setzero_ps();
+}
+LI_INLINE WideFloat wide_load(const float* p) {
+    return _mm256_load_ps(p);
+}
+LI_INLINE WideFloat wide_broadcast(const float* p) {
+    return _mm256_broadcast_ss(p);
+}
+LI_INLINE void wide_store(float* p, WideFloat v) {
+    _mm256_store_ps(p, v);
+}
+LI_INLINE WideFloat wide_from_int(WideInt v) {
+    return _mm256_cvtepi32_ps(v);
+}
+LI_INLINE WideFloat wide_mul(WideFloat a, WideFloat b) {
+    return _mm256_mul_ps(a, b);
+}
+LI_INLINE WideFloat wide_fma(WideFloat a, WideFloat b, WideFloat c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+LI_INLINE WideFloat wide_fnma(WideFloat a, WideFloat b, WideFloat c) {
+    return _mm256_fnmadd_ps(a, b, c);
+}
+
 LI_INLINE Scale lane_scale(__m256i bytes, int lane) {
     return _mm256_shuffle_epi8(bytes, load(kLanePair[lane]));
 }
@@ -69,10 +98,10 @@ LI_INLINE void keep_order(__m256i& sum) {
 
 // 16-bit sums over `count` steps of 4 k.
 template <int T>
-LI_INLINE void short_sums(const uint8_t (*steps)[2][32], const int8_t* q, size_t stride, int count, __m256i (*sum)[2]) {
+LI_INLINE void short_sums(const uint8_t (*steps)[64], const int8_t* q, size_t stride, int count, __m256i (*sum)[2]) {
 #pragma GCC unroll 4
     for (int c = 0; c < count; c++) {
-        const __m256i w0 = load(steps[c][0]), w1 = load(steps[c][1]);
+        const __m256i w0 = load(steps[c]), w1 = load(steps[c] + 32);
 #pragma GCC unroll 8
         for (int t = 0; t < T; t++) {
             const __m256i x = broadcast4(q + t * stride + 4 * c);
@@ -87,14 +116,14 @@ LI_INLINE void short_sums(const uint8_t (*steps)[2][32], const int8_t* q, size_t
 
 // 16-bit sums of products over 4 k each hold as long as in integer_dot.
 template <Weight weight, int T>
-LI_INLINE void tile_integer_dot(const uint8_t (*steps)[2][32], const int8_t* q, size_t stride, const __m256i* scale,
+LI_INLINE void tile_integer_dot(const uint8_t (*steps)[64], const int8_t* q, size_t stride, const __m256i* scale,
                                 __m256i (*sum)[2]) {
     if constexpr (weight == Weight::s8) {
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) {
 #pragma GCC unroll 2
             for (int r = 0; r < 2; r++) {
-                const __m256i w = load(steps[c][r]), magnitude = _mm256_abs_epi8(w);
+                const __m256i w = load(steps[c] + 32 * r), magnitude = _mm256_abs_epi8(w);
 #pragma GCC unroll 8
                 for (int t = 0; t < T; t++) {
                     const __m256i x = _mm256_sign_epi8(broadcast4(q + t * stride + 4 * c), w);
@@ -130,14 +159,14 @@ LI_INLINE void tile_integer_dot(const uint8_t (*steps)[2][32], const int8_t* q, 
 }
 
 template <Weight weight, int T>
-LI_INLINE void tile_dot(const uint8_t (*steps)[2][32], const int8_t* q, size_t stride, const int32_t*, size_t,
+LI_INLINE void tile_dot(const uint8_t (*steps)[64], const int8_t* q, size_t stride, const int32_t*, size_t,
                         __m256i (*sum)[2]) {
     const __m256i ones[2] = {_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
     tile_integer_dot<weight, T>(steps, q, stride, ones, sum);
 }
 
 template <Weight weight, int T>
-LI_INLINE void tile_dot_scaled(const uint8_t (*steps)[2][32], const int8_t* q, size_t stride, const uint8_t* scales,
+LI_INLINE void tile_dot_scaled(const uint8_t (*steps)[64], const int8_t* q, size_t stride, const uint8_t* scales,
                                __m256i (*sum)[2]) {
     const __m256i scale[2] = {load(scales), load(scales + 32)};
     tile_integer_dot<weight, T>(steps, q, stride, scale, sum);

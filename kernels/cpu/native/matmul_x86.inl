@@ -14,7 +14,7 @@
 // activations. Every kernel keeps to the chains of float operations in matmul.h.
 //
 // One to four tokens: weights are unpacked in registers, and several streams of groups are read at a time, because one
-// stream does not saturate the memory bus. More tokens: 16 rows x 256 k are unpacked to a panel that stays in the
+// stream does not saturate the memory bus. More tokens: 16 or 32 rows x 256 k are unpacked to a panel that stays in the
 // first-level cache while all tokens of a block pass over it.
 
 constexpr int kDirectTokens = 4;      // most tokens for which weights are unpacked in registers
@@ -389,20 +389,23 @@ void direct_tokens(const Output& out, const Rows& rows, int begin, int end) {
     }
 }
 
-// ---- many tokens: 16 rows x up to 256 k unpacked to a panel
+// ---- many tokens: kPanelRows rows x up to 256 k unpacked to a panel
+
+constexpr int kPanelGroups = 2 * kWideLanes / kGroupRows, kPanelRows = 2 * kWideLanes;
+using Step = uint8_t[4 * kPanelRows]; // 4 k of every row
 
 // What a kernel needs besides the weights depends on the type, see `fill`.
 struct alignas(64) Panel {
-    uint8_t w[kPanelSubs][8][2][32]; // 4 k of 16 rows side by side
-    alignas(64) uint8_t scale[2 * kPanelSubs][64]; // Scale of 16 rows per 32 k (Q4_K, Q5_K) or per 16 k (Q6_K)
-    float min[2 * kPanelSubs][16];                 // mins per 32 k (Q4_K, Q5_K), or float(scale) per 16 k (Q6_K)
-    float d[kPanelSubs][16], m[kPanelSubs][16];    // per block
+    Step w[kPanelSubs][8];
+    alignas(64) uint8_t scale[2 * kPanelSubs][4 * kPanelRows]; // Scale per 32 k (Q4_K, Q5_K) or per 16 k (Q6_K)
+    float min[2 * kPanelSubs][kPanelRows]; // mins per 32 k (Q4_K, Q5_K), or float(scale) per 16 k (Q6_K)
+    float d[kPanelSubs][kPanelRows], m[kPanelSubs][kPanelRows]; // per block
 };
 
-LI_INLINE void store_weights(const __m256i* w, uint8_t (*to)[2][32], int side) {
+LI_INLINE void store_weights(const __m256i* w, Step* to, int side) {
 #pragma GCC unroll 8
     for (int c = 0; c < 8; c++)
-        _mm256_store_si256(reinterpret_cast<__m256i*>(to[c][side]), w[c]);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to[c] + 32 * side), w[c]);
 }
 
 LI_INLINE void store_scale(Scale scale, uint8_t* to, int side) {
@@ -430,7 +433,7 @@ struct PanelSimple {
         }
     }
     template <int T>
-    LI_INLINE void tile(const Panel& panel, int subs, const Rows& rows, size_t first, float (*acc)[16]) {
+    LI_INLINE void tile(const Panel& panel, int subs, const Rows& rows, size_t first, float (*acc)[kPanelRows]) {
         tile_simple<kWeight, Format::kMin, T>(panel, subs, rows, first, acc);
     }
 };
@@ -456,7 +459,7 @@ struct PanelK {
         _mm256_store_ps(panel.m[0] + 8 * side, load_halves(block.m));
     }
     template <int T>
-    LI_INLINE void tile(const Panel& panel, int, const Rows& rows, size_t first, float (*acc)[16]) {
+    LI_INLINE void tile(const Panel& panel, int, const Rows& rows, size_t first, float (*acc)[kPanelRows]) {
         tile_block<kWeight, T, 8, true>(panel, rows, first, rows.sum32 + first, rows.sum32_stride, acc);
     }
 };
@@ -483,52 +486,51 @@ struct PanelQ6_K {
         _mm256_store_ps(panel.m[0] + 8 * side, _mm256_mul_ps(d, _mm256_set1_ps(-32.0f)));
     }
     template <int T>
-    LI_INLINE void tile(const Panel& panel, int, const Rows& rows, size_t first, float (*acc)[16]) {
+    LI_INLINE void tile(const Panel& panel, int, const Rows& rows, size_t first, float (*acc)[kPanelRows]) {
         tile_block<kWeight, T, 16, false>(panel, rows, first, rows.sum16 + 2 * first, rows.scale_stride, acc);
     }
 };
 
+// Tokens [begin, end), T at a time.
 template <class Kernel, int T>
-__attribute__((noinline)) void run_tile(const Panel& panel, int subs, const Rows& rows, size_t first,
-                                        float (*acc)[16]) {
-    const Rows local = rows; // a copy that no store can change, so that its fields stay in registers
-    Kernel::template tile<T>(panel, subs, local, first, acc);
+__attribute__((noinline)) void run_tile(const Panel& panel, int subs, const Rows& rows, size_t first, int begin, int end,
+                                        float (*acc)[kPanelRows]) {
+    for (int t = begin; t < end; t += T) {
+        const Rows local = rows.from(t); // a copy that no store can change, so that its fields stay in registers
+        Kernel::template tile<T>(panel, subs, local, first, acc + t);
+    }
 }
 
 // Tokens [0, rows.count) over one panel, `first` being its first sub-block of 32 k.
 template <class Kernel>
-void run_tiles(const Panel& panel, int subs, const Rows& rows, size_t first, float (*acc)[16]) {
+void run_tiles(const Panel& panel, int subs, const Rows& rows, size_t first, float (*acc)[kPanelRows]) {
     constexpr int kMost = tile_tokens(Kernel::kWeight);
-    for (int t = 0; t < rows.count; t += kMost) {
-        const Rows tile = rows.from(t);
-        if (tile.count >= kMost)
-            run_tile<Kernel, kMost>(panel, subs, tile, first, acc + t);
-        else if (tile.count == 1)
-            run_tile<Kernel, 1>(panel, subs, tile, first, acc + t);
-        else if (tile.count == 2)
-            run_tile<Kernel, 2>(panel, subs, tile, first, acc + t);
-        else if (tile.count == 3)
-            run_tile<Kernel, 3>(panel, subs, tile, first, acc + t);
-        else if constexpr (kMost > 4) {
-            if (tile.count == 4)
-                run_tile<Kernel, 4>(panel, subs, tile, first, acc + t);
-            else
-                run_tile<Kernel, 5>(panel, subs, tile, first, acc + t);
-        }
+    const int whole = rows.count / kMost * kMost, left = rows.count - whole;
+    run_tile<Kernel, kMost>(panel, subs, rows, first, 0, whole, acc);
+    if (left == 1)
+        run_tile<Kernel, 1>(panel, subs, rows, first, whole, rows.count, acc);
+    else if (left == 2)
+        run_tile<Kernel, 2>(panel, subs, rows, first, whole, rows.count, acc);
+    else if (left == 3)
+        run_tile<Kernel, 3>(panel, subs, rows, first, whole, rows.count, acc);
+    else if constexpr (kMost > 4) {
+        if (left == 4)
+            run_tile<Kernel, 4>(panel, subs, rows, first, whole, rows.count, acc);
+        else if (left == 5)
+            run_tile<Kernel, 5>(panel, subs, rows, first, whole, rows.count, acc);
     }
 }
 static_assert(tile_tokens(Weight::u4) <= 6, "run_tiles has no tiles of 6 tokens or more but the largest");
 
 // Asks for the weights of the next panel to be brought to the second-level cache: while the tokens pass over the
-// present one, nothing else would ask. The two groups lie `group_bytes` apart; addresses past the end are harmless.
+// present one, nothing else would ask. Its groups lie `group_bytes` apart; addresses past the end are harmless.
 template <class Kernel>
 LI_INLINE void prefetch_panel(const uint8_t* data, size_t group_bytes) {
     constexpr size_t kBytes = kPanelSubs * 32 / Kernel::kColumns * sizeof(typename Kernel::Block);
 #pragma GCC unroll 1
-    for (size_t i = 0; i < kBytes; i += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(data) + i, _MM_HINT_T1);
-        _mm_prefetch(reinterpret_cast<const char*>(data) + group_bytes + i, _MM_HINT_T1);
-    }
+    for (size_t i = 0; i < kBytes; i += 64)
+        for (int side = 0; side < kPanelGroups; side++)
+            _mm_prefetch(reinterpret_cast<const char*>(data) + side * group_bytes + i, _MM_HINT_T1);
 }
 
 template <class Kernel>
@@ -536,21 +538,23 @@ void panel_tokens(const Output& out, const Rows& rows, int begin, int end) {
     constexpr int kStep = Kernel::kColumns / 32;
     const int32_t subs = out.w->cols / 32;
     Panel panel;
-    alignas(64) float acc[kBlockTokens][16];
-    for (int group = begin; group < end; group += 2) {
+    alignas(64) float acc[kBlockTokens][kPanelRows];
+    for (int group = begin; group < end; group += kPanelGroups) {
         const uint8_t* data = out.w->data + static_cast<size_t>(group) * out.w->group_bytes;
-        const bool two = group + 1 < end; // else the second side repeats the first and is dropped
+        const int sides = end - group < kPanelGroups ? end - group : kPanelGroups; // further ones repeat the last
         std::memset(acc, 0, sizeof acc[0] * rows.count);
         for (int32_t first = 0; first < subs; first += kPanelSubs) {
             const int count = subs - first < kPanelSubs ? subs - first : kPanelSubs;
-            for (int side = 0; side < 2; side++)
-                Kernel::fill(data + (two ? side * out.w->group_bytes : 0), first / kStep, count, side, panel);
+            for (int side = 0; side < kPanelGroups; side++) {
+                const int from = side < sides ? side : sides - 1;
+                Kernel::fill(data + from * out.w->group_bytes, first / kStep, count, side, panel);
+            }
             const uint8_t* next = data + (first + kPanelSubs) / kStep * sizeof(typename Kernel::Block);
             prefetch_panel<Kernel>(next, out.w->group_bytes);
             run_tiles<Kernel>(panel, count, rows, first, acc);
         }
         for (int t = 0; t < rows.count; t++)
-            for (int side = 0; side < 1 + two; side++)
+            for (int side = 0; side < sides; side++)
                 Output::store(out, group + side, t, _mm256_load_ps(acc[t] + 8 * side));
     }
 }

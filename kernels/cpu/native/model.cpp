@@ -83,15 +83,36 @@ bool Model::take(Buffer& buffer, size_t bytes, Purpose purpose, bool only_plan) 
 
 bool Model::take(QuantizedSlot& slot, int rows, bool only_plan) {
     size_t n = size_t(rows), cols = size_t(slot.cols);
-    return take(slot.q, n * cols, kActivations, only_plan) && take(slot.scale, n * cols / 16 * 4, kActivations, only_plan) &&
+    return take(slot.q, n * slot.stride, kActivations, only_plan) && take(slot.scale, n * cols / 16 * 4, kActivations, only_plan) &&
            take(slot.sum16, n * cols / 16 * 4, kActivations, only_plan) &&
            take(slot.sum32, n * cols / 32 * 4, kActivations, only_plan);
+}
+
+// Whether every index of an op is inside its table.
+bool Model::check(const Op& op, int n_slots, int n_quantized) {
+    auto inside = [](int index, size_t count) { return index >= 0 && size_t(index) < count; };
+    auto optional = [&](int index, size_t count) { return index == -1 || inside(index, count); };
+    bool ok = op.n_matrices >= 0 && op.n_matrices <= kMaxMatrices && optional(op.activations, size_t(n_quantized)) &&
+              optional(op.vector, vectors_.size()) && optional(op.rope, ropes_.size()) &&
+              optional(op.layer, kv_shapes_.size());
+    for (int i = 0; ok && i < op.n_matrices; i++)
+        ok = inside(op.matrices[i], matrices_.size()) && optional(op.biases[i], vectors_.size());
+    for (auto& v : op.in) ok = ok && inside(v.slot, size_t(n_slots)) && v.width >= 0;
+    for (auto& v : op.out) ok = ok && inside(v.slot, size_t(n_slots)) && v.width >= 0;
+    if (ok && (op.kind == kAttention || op.kind == kAttentionMerge))
+        ok = op.layer >= 0 && op.heads > 0 && op.heads / kv_shapes_[size_t(op.layer)].n_kv_heads <= kMaxTileRows;
+    return ok && (op.kind != kKvAppend || op.layer >= 0) && (op.kind != kRmsNorm || op.vector >= 0);
 }
 
 bool Model::reserve(const Op* ops, int n_ops, const int32_t* slot_widths, int n_slots, const int32_t* quantized_cols,
                     int n_quantized, bool only_plan) {
     auto want = [&](Buffer& buffer, size_t bytes, Purpose purpose) { return take(buffer, bytes, purpose, only_plan); };
     ops_.assign(ops, ops + n_ops);
+    for (auto& op : ops_)
+        if (!check(op, n_slots, n_quantized)) {
+            error = "an op refers to something that does not exist";
+            return false;
+        }
     next_task_ = std::vector<std::atomic<int>>(size_t(n_ops));
     bool ok = true;
 
@@ -121,8 +142,7 @@ bool Model::reserve(const Op* ops, int n_ops, const int32_t* slot_widths, int n_
         private_bytes += round_up(size_t(slot_widths[s]) * 4, 64);
     }
     for (int s = 0; s < n_quantized; s++) {
-        quantized_.emplace_back();
-        quantized_.back().cols = quantized_cols[s];
+        quantized_.emplace_back(quantized_cols[s]);
         ok = ok && take(quantized_.back(), rows_of_slot, only_plan);
     }
     for (auto& rope : ropes_) {
@@ -159,6 +179,7 @@ bool Model::reserve(const Op* ops, int n_ops, const int32_t* slot_widths, int n_
 
     // Attention: partials for one token of every head at the full context; a step of a few tokens shares them.
     size_t heads = 0, stride = 0, scratch = kStagingBytes;
+    for (auto& source : sources_) scratch = std::max(scratch, source.row_bytes * kGroupRows); // at least one group
     for (auto& op : ops_) {
         if (op.kind != kAttention) continue;
         heads = std::max(heads, size_t(op.heads));
@@ -180,8 +201,7 @@ bool Model::reserve(const Op* ops, int n_ops, const int32_t* slot_widths, int n_
             offset += round_up(size_t(slot_widths[s]) * 4, 64);
         }
         for (int s = 0; s < n_quantized; s++) {
-            state.quantized.emplace_back();
-            state.quantized.back().cols = quantized_cols[s];
+            state.quantized.emplace_back(quantized_cols[s]);
             ok = ok && take(state.quantized.back(), 1, only_plan);
         }
         for (auto& rope : ropes_) state.rope.emplace_back(rope.inverse_frequencies.size() * 2);
@@ -213,7 +233,6 @@ bool Model::load_weights() {
         [](void* context, int thread) {
             Job& work = *static_cast<Job*>(context);
             Model& model = *work.model;
-            std::vector<uint8_t> large; // only for rows so long that one group does not fit the staging buffer
             for (size_t u; (u = work.next.fetch_add(1)) < work.units.size() && !work.failed && !model.cancel;) {
                 const Unit& unit = work.units[u];
                 const PackedMatrix& m = model.matrices_[unit.matrix];
@@ -221,10 +240,6 @@ bool Model::load_weights() {
                 int row = unit.group * kGroupRows, rows = std::min(unit.groups * kGroupRows, m.rows - row);
                 size_t bytes = size_t(rows) * source.row_bytes, done = 0;
                 uint8_t* staging = model.threads_[size_t(thread)].scratch.data();
-                if (bytes > kStagingBytes) {
-                    large.resize(bytes);
-                    staging = large.data();
-                }
                 while (done < bytes) {
                     ssize_t n = pread(source.file, staging + done, bytes - done,
                                       off_t(source.offset + size_t(row) * source.row_bytes + done));
@@ -249,7 +264,7 @@ bool Model::load_weights() {
         error = job.failed < 0 ? "the file ended before the weights did" : std::strerror(job.failed);
         return false;
     }
-    if (cancel) {
+    if (cancel.exchange(false)) {
         error = "cancelled";
         return false;
     }

@@ -82,7 +82,10 @@ private:
 
 // int8 activations with their scales: see matmul.h.
 struct QuantizedSlot {
+    explicit QuantizedSlot(int32_t columns)
+        : cols(columns), stride(size_t(columns) + (columns % 1024 ? 0 : 64)) {} // see matmul.h
     int32_t cols;
+    size_t stride; // from row to row of q
     Buffer q, scale, sum16, sum32;
 };
 
@@ -108,7 +111,7 @@ struct ThreadState {
     std::vector<float*> slot;              // [slots]
     std::vector<QuantizedSlot> quantized;  // one row each
     std::vector<std::vector<float>> rope;  // per table: cosine [pairs], sine [pairs]
-    Buffer scratch;                        // attention scores, tile results, staging for weights
+    Buffer scratch;                        // attention scores, tile results; before that, weights as read
 };
 
 class Model {
@@ -125,11 +128,12 @@ public:
                  int n_quantized, bool only_plan);
     // Reads and packs every matrix, on all threads. `progress` counts bytes read.
     bool load_weights();
-    bool step(const BatchView& batch);
+    enum class Outcome { done, refused, cancelled };
+    Outcome step(const BatchView& batch);
 
     // The last op's output in the last step.
     const float* logits() const;
-    std::atomic<bool> cancel{false};
+    std::atomic<bool> cancel{false}; // the load or step that runs, or the next one, stops early and clears it
     std::atomic<uint64_t> progress{0};
     uint64_t reserved[kPurposes] = {};
     std::string error;
@@ -137,6 +141,7 @@ public:
 
 private:
     friend class Step;
+    bool check(const Op& op, int n_slots, int n_quantized);
     bool check(const BatchView& batch);
     void plan_attention(const BatchView& batch);
     size_t partial_stride(const Op& op) const;

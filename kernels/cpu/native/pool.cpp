@@ -36,10 +36,17 @@ constexpr auto kSpinBeforePark = std::chrono::microseconds(300);
 
 Pool::Pool(int threads) : count_(threads < 1 ? 1 : threads), arrived_(size_t(count_)) {
     workers_.reserve(size_t(count_) - 1);
-    for (int t = 1; t < count_; t++) workers_.emplace_back([this, t] { work(t); });
+    try {
+        for (int t = 1; t < count_; t++) workers_.emplace_back([this, t] { work(t); });
+    } catch (...) { // the system has no more threads: end those that were started
+        stop();
+        throw;
+    }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
     {
         std::lock_guard<std::mutex> lock(mutex_);
         stop_ = true;
@@ -50,6 +57,7 @@ Pool::~Pool() {
 }
 
 void Pool::run(void (*job)(void*, int), void* context) {
+    std::lock_guard<std::mutex> turn(turn_);
     job_ = job;
     context_ = context;
     unfinished_.store(count_ - 1, std::memory_order_relaxed);

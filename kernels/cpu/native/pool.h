@@ -18,7 +18,8 @@ public:
 
     int threads() const { return count_; }
 
-    // Runs job(context, thread) on every thread; the caller is thread 0. Returns when all are done.
+    // Runs job(context, thread) on every thread; the caller is thread 0. Returns when all are done. Jobs of several
+    // callers run one after the other.
     void run(void (*job)(void*, int), void* context);
 
     // Inside a job: returns once every thread of the job has called it as often as this one.
@@ -31,6 +32,7 @@ private:
     };
 
     void work(int thread);
+    void stop();
 
     const int count_;
     std::vector<Flag> arrived_;
@@ -39,6 +41,7 @@ private:
     void (*job_)(void*, int) = nullptr;
     void* context_ = nullptr;
     bool stop_ = false;
+    std::mutex turn_;  // held by the caller whose job runs
     std::mutex mutex_; // guards parked workers' wait on generation_
     std::condition_variable wake_;
     std::atomic<int> parked_{0};

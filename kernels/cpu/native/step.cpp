@@ -91,7 +91,7 @@ private:
         case kQuantize: {
             const QuantizedSlot& a = quantized(op.activations);
             size_t n = size_t(single_ ? 0 : r), cols = size_t(a.cols);
-            matmul_.quantize_row(row(op.in[0], r), a.cols, a.q.as<int8_t>() + n * cols,
+            matmul_.quantize_row(row(op.in[0], r), a.cols, a.q.as<int8_t>() + n * a.stride,
                                  a.scale.as<float>() + n * (cols / 16), a.sum16.as<float>() + n * (cols / 16),
                                  a.sum32.as<float>() + n * (cols / 32));
             break;
@@ -168,7 +168,7 @@ private:
         a.x_stride = size_t(op.in[0].width);
         if (op.activations >= 0) {
             const QuantizedSlot& slot = quantized(op.activations);
-            a.q = slot.q.as<int8_t>(), a.q_stride = size_t(slot.cols);
+            a.q = slot.q.as<int8_t>(), a.q_stride = slot.stride;
             a.scale = slot.scale.as<float>(), a.sum16 = slot.sum16.as<float>(), a.sum32 = slot.sum32.as<float>();
             a.scale_stride = size_t(slot.cols / 16), a.sum32_stride = size_t(slot.cols / 32);
         }
@@ -403,8 +403,8 @@ void Model::plan_attention(const BatchView& batch) {
     for (auto& counter : next_task_) counter.store(0, std::memory_order_relaxed);
 }
 
-bool Model::step(const BatchView& batch) {
-    if (!check(batch)) return false;
+Model::Outcome Model::step(const BatchView& batch) {
+    if (!check(batch)) return Outcome::refused;
     plan_attention(batch);
     last_step_single_ = batch.tokens == 1;
     struct Job {
@@ -415,11 +415,7 @@ bool Model::step(const BatchView& batch) {
         Job& work = *static_cast<Job*>(context);
         Step(*work.model, *work.batch, thread).run();
     }, &job);
-    if (cancel.load()) {
-        error = "cancelled";
-        return false;
-    }
-    return true;
+    return cancel.exchange(false) ? Outcome::cancelled : Outcome::done;
 }
 
 } // namespace li

@@ -1,0 +1,64 @@
+"""The README says what the code has."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from localinfer.cli.main import build_app
+from localinfer.hub.catalog import CATALOG
+from localinfer.kernels.cpu.native import library
+from localinfer.kernels.types import TYPES
+from localinfer.models import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def rows(header: str) -> list[list[str]]:
+    """The cells of the table with that first header."""
+    table = README[README.index(f"| {header} |") :].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+
+
+def test_every_command_is_described_and_none_that_is_missing() -> None:
+    described = {name for row in rows("command") for name in re.findall(r"`(?:localinfer )?([a-z]+)", row[0])}
+    registered = {command.name for command in build_app().registered_commands}
+    assert described == registered
+
+
+def test_the_table_of_architectures_is_that_of_the_code() -> None:
+    assert {row[0].strip("`") for row in rows("architecture")} == set(FAMILIES)
+
+
+def test_the_table_of_tensor_types_is_what_the_cpu_multiplies() -> None:
+    native = library()
+    usable = {name for name, kind in TYPES.items() if native.li_cpu_group_bytes(None, kind.id, 768)}
+    integer = {name for name in usable if native.li_cpu_integer_type(None, TYPES[name].id)}
+    fast, floating, slow = ({t.strip("`") for t in row[0].split()} for row in rows("tensor types"))
+    assert fast == integer
+    assert floating == {"F32", "F16", "BF16"}
+    assert fast | floating | slow == usable
+
+
+def test_models_named_as_examples_can_be_pulled() -> None:
+    named = set(re.findall(r"`([a-z0-9]+:[0-9]+m)`", README))
+    assert named
+    assert named <= set(CATALOG)
+
+
+def test_the_python_example_runs_as_far_as_it_can_without_a_model(tmp_path: Path) -> None:
+    """It is complete and its names exist: without the model the only complaint is that the model is missing."""
+    example = README[README.index("```python\n") + 10 :].split("```")[0]
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert "smollm2:135m is not installed" in done.stderr.replace("'", "").replace('"', ""), done.stderr
+
+
+def test_ci_finds_the_test_command() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    command = re.search(r"eval \"\$\((.*)\)\"", script)
+    assert command is not None
+    found = subprocess.run(["bash", "-c", command[1]], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert found.strip() == "pip install '.[dev]' && scripts/check"
