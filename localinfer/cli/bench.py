@@ -75,7 +75,8 @@ def bench(
     backend       name, and what the backend says of itself (instruction sets, threads, quota)
     settings      kv_type, threads as asked for (0: by default), rounds, context, chunk (tokens per step)
     versions      localinfer, python
-    load_seconds, memory_plan (bytes by purpose), peak_memory (bytes resident, of the whole process)
+    load_seconds (to plan, and to read and pack the weights), memory_plan (bytes by purpose), peak_memory (bytes
+    resident, of the whole process)
     results       per case: what ("prefill", "decode"), tokens, depth, tokens_per_second (of the median round),
                   slowest, fastest (tokens/s), seconds (one per round)
     """
@@ -86,9 +87,9 @@ def bench(
     from localinfer.bench.hardware import cpu_name, memory_bytes
     from localinfer.bench.measure import Stepper, cases, context_needed, measure
     from localinfer.cli.progress import TerminalReport
-    from localinfer.engine.load import choose_backend
+    from localinfer.engine.load import load_model
     from localinfer.engine.memory import peak_resident
-    from localinfer.engine.plan import Wishes, make_plan
+    from localinfer.engine.plan import Wishes
     from localinfer.formats.gguf import open_gguf
     from localinfer.hub.pull import file_sha256
     from localinfer.hub.store import resolve
@@ -97,21 +98,20 @@ def bench(
     if not wanted:
         raise LocalInferError("there is nothing to measure", "give --prompt or --decode a length above 0")
     path = resolve(model)
-    backend, _ = choose_backend(backend_name)
     with TerminalReport() as report, open_gguf(path) as file:
         digest = file_sha256(path, report)
-        plan = make_plan(file, backend, Wishes(context_needed(wanted), kv_type, kv_type, threads))
-        config, program = plan.config, plan.program
-        if config.context > program.context_length:
-            note(f"note: {config.context} tokens are more than the {program.context_length} it was made for")
         start = time.perf_counter()
-        executable = backend.load(program, file, config)
+        wishes = Wishes(context_needed(wanted), kv_type, kv_type, threads)
+        executable, backend, plan, _ = load_model(file, wishes, backend=backend_name)
         load_seconds = time.perf_counter() - start
         try:
-            stepper = Stepper(executable, program.vocab_size, config)
+            stepper = Stepper(executable, plan.program.vocab_size, plan.config)
             results = measure(stepper, wanted, rounds)
         finally:
             executable.close()
+        details = backend.availability().details
+        if threads:
+            details = {**details, "threads": str(threads)}
         return {
             "model": {
                 "path": str(path),
@@ -121,13 +121,13 @@ def bench(
                 "name": file.metadata.get_str("general.name", ""),
             },
             "hardware": {"cpu": cpu_name(), "memory": memory_bytes()},
-            "backend": {"name": backend.name, **backend.availability().details},
+            "backend": {"name": backend.name, **details},
             "settings": {
                 "kv_type": kv_type,
                 "threads": threads,
                 "rounds": rounds,
-                "context": config.context,
-                "chunk": config.max_tokens,
+                "context": plan.config.context,
+                "chunk": plan.config.max_tokens,
             },
             "versions": {"localinfer": __version__, "python": platform.python_version()},
             "load_seconds": load_seconds,

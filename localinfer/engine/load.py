@@ -13,7 +13,7 @@ from localinfer.errors import UnsupportedError
 from localinfer.formats.gguf import GGUFFile
 from localinfer.kernels import BACKENDS
 from localinfer.kernels import backend as find_backend
-from localinfer.kernels.base import Backend, Progress
+from localinfer.kernels.base import Backend, Executable, Progress
 from localinfer.text.tokenizer import Tokenizer
 
 # What a chat samples with unless the model file or the caller says otherwise.
@@ -28,6 +28,15 @@ _SAMPLING_KEYS = {
     "penalty_repeat": ("repetition_penalty", float),
     "penalty_last_n": ("penalty_window", int),
 }
+
+
+class LoadedModel(NamedTuple):
+    """A model that can take steps."""
+
+    executable: Executable
+    backend: Backend
+    plan: Plan
+    notes: tuple[str, ...]
 
 
 class Loaded(NamedTuple):
@@ -61,6 +70,25 @@ def choose_backend(name: str = "auto") -> tuple[Backend, str]:
     raise UnsupportedError(f"no backend is usable here: {'; '.join(reasons)}", "`localinfer doctor` tells more")
 
 
+def load_model(
+    file: GGUFFile, wishes: Wishes, *, backend: str = "auto", progress: Progress | None = None
+) -> LoadedModel:
+    """Plans, reserves and loads, without an engine. Raises and tells as `load` does."""
+    chosen, note = choose_backend(backend)
+    notes = [note] if note else []
+    plan = make_plan(file, chosen, wishes)
+    if plan.config.context > plan.program.context_length:
+        notes.append(
+            f"a context of {plan.config.context} tokens is more than the {plan.program.context_length} "
+            "that the model was made for"
+        )
+    for note in notes:
+        say(note)
+    executable = chosen.load(plan.program, file, plan.config, progress)
+    file.drop_pages()
+    return LoadedModel(executable, chosen, plan, tuple(notes))
+
+
 def load(
     file: GGUFFile,
     tokenizer: Tokenizer,
@@ -71,27 +99,17 @@ def load(
     progress: Progress | None = None,
 ) -> Loaded:
     """Plans, reserves and loads. Notes also go to standard error. MemoryPlanError if it does not fit."""
-    chosen, note = choose_backend(backend)
-    notes = [note, *tokenizer.notes]
-    plan = make_plan(file, chosen, wishes)
-    if plan.config.context > plan.program.context_length:
-        notes.append(
-            f"a context of {plan.config.context} tokens is more than the {plan.program.context_length} "
-            "that the model was made for"
-        )
-    notes = [note for note in notes if note]
-    for note in notes:
+    for note in tokenizer.notes:
         say(note)
-    executable = chosen.load(plan.program, file, plan.config, progress)
-    file.drop_pages()
+    model = load_model(file, wishes, backend=backend, progress=progress)
     engine = Engine(
-        executable,
-        plan.config,
-        plan.program.vocab_size,
+        model.executable,
+        model.plan.config,
+        model.plan.program.vocab_size,
         end_ids=sorted(tokenizer.stop_ids),
         prefix_cache=prefix_cache,
     )
-    return Loaded(engine, plan, tuple(notes))
+    return Loaded(engine, model.plan, (*tokenizer.notes, *model.notes))
 
 
 def say(note: str) -> None:
