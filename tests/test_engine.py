@@ -178,9 +178,12 @@ def test_what_does_not_fit_the_context_is_refused_with_both_numbers(length: int,
 
 def test_bad_prompts_are_refused() -> None:
     e = engine(Alphabet())
-    for prompt, words in (([], "empty"), ([26], "from 0 to 25"), ([-1], "from 0 to 25")):
+    bad_ids = ([26], [-1], array("i", [26]), array("q", [2**40]), ["a"], [1.5], [True], b"abc", "abc", 5, None)
+    for prompt, words in (([], "empty"), *((prompt, "from 0 to 25") for prompt in bad_ids)):
         with pytest.raises(LocalInferError, match=words):
-            e.add_request(prompt, SamplingParams())
+            e.add_request(prompt, SamplingParams())  # type: ignore[arg-type]
+    assert not e.has_work
+    e.add_request(np.array([1, 2]), SamplingParams())  # type: ignore[arg-type]
     with pytest.raises(LocalInferError, match="stop_token_ids"):
         e.add_request([1], SamplingParams(stop_token_ids=(26,)))
     with pytest.raises(LocalInferError, match="decoder"):
@@ -308,6 +311,71 @@ def test_an_interrupted_step_leaves_everything_as_it_was() -> None:
         e.step()
     drain(e)
     assert list(request.generated) == [3, 4, 5, 6]
+
+
+class Fragile(Letters):
+    """Cannot say "h", and cannot end either."""
+
+    def push(self, token: int) -> str:
+        if token == 7:
+            raise ValueError("no h")
+        return super().push(token)
+
+    def finish(self) -> str:
+        raise ValueError("no end")
+
+
+def test_what_fails_in_one_request_ends_that_one_only() -> None:
+    e = engine(Alphabet(), sequences=3)
+    bad = e.add_request([4], SamplingParams(max_tokens=9), Fragile())
+    worse = e.add_request([18], SamplingParams(max_tokens=2), Fragile())
+    good = e.add_request([0], SamplingParams(max_tokens=5), Letters())
+    assert drain(e) == {bad.id: "fg", worse.id: "tu", good.id: "bcdef"}
+    assert [(r.finish_reason, str(r.error)) for r in (bad, worse, good)] == [
+        ("error", "no h"),
+        ("error", "no end"),
+        ("length", "None"),
+    ]
+    aborted = e.add_request([4], SamplingParams(), Fragile())
+    e.step()
+    e.abort(aborted.id)
+    assert [(o.request.id, o.finish_reason) for o in e.step()] == [(aborted.id, "error")]
+    assert answer(e, "abc", max_tokens=1)[0] == "d"
+
+
+def test_a_step_that_fails_ends_its_requests_and_not_those_that_wait() -> None:
+    model = Alphabet()
+    e = engine(model, sequences=1)
+
+    def fail() -> None:
+        model.before_step = lambda: None
+        raise OSError("the device is gone")
+
+    aborted = e.add_request([1], SamplingParams(), Letters())
+    e.abort(aborted.id)
+    failing = e.add_request([0], SamplingParams(max_tokens=3), Letters())
+    waiting = e.add_request([5], SamplingParams(max_tokens=3), Letters())
+    model.before_step = fail
+    assert [(o.request.id, o.finish_reason) for o in e.step()] == [(aborted.id, "cancelled"), (failing.id, "error")]
+    assert str(failing.error) == "the device is gone"
+    assert drain(e) == {waiting.id: "ghi"}
+
+
+def test_an_interrupt_while_tokens_are_drawn_loses_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    e = engine(Alphabet(), sequences=3)
+    first, second, third = (e.add_request([i], SamplingParams(max_tokens=3), Letters()) for i in (0, 5, 10))
+    draw = e._sampler.draw
+
+    def interrupted(logits: int, sequence: Sequence, *rest: Any) -> Any:
+        if sequence.id == second.id:
+            raise KeyboardInterrupt
+        return draw(logits, sequence, *rest)
+
+    monkeypatch.setattr(e._sampler, "draw", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        e.step()
+    assert drain(e) == {first.id: "bcd", second.id: "", third.id: ""}
+    assert (second.finish_reason, third.finish_reason) == ("error", "error")
 
 
 # From here on: a real model, tiny and random.

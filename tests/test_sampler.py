@@ -296,6 +296,29 @@ def test_the_reserved_memory_is_known() -> None:
         ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
         ({"stop": ("a", "")}, "stop"),
         ({"temprature": 1.0}, "no sampling parameter 'temprature'"),
+        ({"temperature": "a"}, r"temperature is 'a' \(str\), but must be a number"),
+        ({"temperature": True}, "temperature is True, but must be a number"),
+        ({"temperature": 1e300}, "temperature is 1e"),
+        ({"temperature": 10**400}, "temperature is 1000"),
+        ({"temperature": 10**5000}, "temperature is a number of thousands of digits"),
+        ({"temperature": None}, "temperature is None"),
+        ({"temperature": np.zeros(2)}, "temperature is array"),
+        ({"top_k": 2.5}, "top_k is 2.5, but must be a whole number"),
+        ({"top_k": "5"}, r"top_k is '5' \(str\)"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty"),
+        ({"frequency_penalty": 1e38}, "frequency_penalty"),
+        ({"max_tokens": "5"}, r"max_tokens is '5' \(str\), but must be None or a whole number >= 1"),
+        ({"min_tokens": None}, "min_tokens is None"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**64}, r"seed is 18446744073709551616, but must be None or a whole number from 0 to 2\*\*64 - 1"),
+        ({"stop": [1]}, "an item of stop is 1, but must be a text"),
+        ({"stop": b"ab"}, r"stop is b'ab' \(bytes\)"),
+        ({"stop": 5}, "stop is 5"),
+        ({"stop_token_ids": ["a"]}, "a token id of stop_token_ids is 'a'"),
+        ({"stop_token_ids": 5}, "stop_token_ids is 5"),
+        ({"ignore_eos": "no"}, "ignore_eos is 'no'"),
+        ({"logprobs": 5}, "logprobs is 5, but must be True or False"),
     ],
 )
 def test_parameters_are_checked(changes: dict[str, Any], words: str) -> None:
@@ -305,3 +328,16 @@ def test_parameters_are_checked(changes: dict[str, Any], words: str) -> None:
 
 def test_a_single_stop_text_may_be_given_alone() -> None:
     assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_and_any_sequences_are_taken() -> None:
+    given: dict[str, Any] = {
+        "temperature": np.float32(0.5),
+        "top_k": np.int64(3),
+        "max_tokens": np.uint8(9),
+        "top_p": 1,
+    }
+    params = SamplingParams(**given, stop=["a", "b"], stop_token_ids=np.array([4, 5]))  # type: ignore[arg-type]
+    assert params == SamplingParams(0.5, 3, 1.0, max_tokens=9, stop=("a", "b"), stop_token_ids=(4, 5))
+    assert hash(params) == hash(params.changed())
+    assert SamplingParams(seed=2**64 - 1).seed == 2**64 - 1

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+from localinfer.engine.checks import token_ids
 from localinfer.engine.kv import BlockManager
 from localinfer.engine.runner import run_step
 from localinfer.engine.sampler import Sampler
@@ -48,7 +49,7 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     finish_detail: str = ""  # in words: which stop string, or that the context is full
-    error: LocalInferError | None = None
+    error: Exception | None = None  # of a finish_reason "error"; what is no LocalInferError is a bug of ours
     first_step: float = 0.0  # times of time.perf_counter()
     first_token: float = 0.0
     last_token: float = 0.0
@@ -103,6 +104,7 @@ class Engine:
         self._ids = itertools.count()
         self._aborted: deque[int] = deque()
         self._in_step: frozenset[int] = frozenset()
+        self._outputs: list[Output] = []  # what `step` returns next
 
     @property
     def has_work(self) -> bool:
@@ -113,9 +115,10 @@ class Engine:
 
         Without a decoder its outputs have no text, and stop texts cannot be found.
         """
-        self._check_prompt(prompt, params)
+        prompt = token_ids("the prompt", prompt, self.vocab_size)
+        self._check_length(prompt, params)
+        token_ids("stop_token_ids", params.stop_token_ids, self.vocab_size)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
-        self._check_ids("stop_token_ids", params.stop_token_ids)
         if params.stop and decoder is None:
             raise LocalInferError("stop texts need a decoder, or use stop_token_ids")
         sequence = Sequence.of_prompt(next(self._ids), prompt)
@@ -144,11 +147,22 @@ class Engine:
             self._executable.cancel()
 
     def step(self) -> list[Output]:
-        """Executes one step; what it brought, request by request. Empty if there is nothing to do."""
-        outputs = self._leave_aborted()
-        chunks = self.scheduler.schedule()
-        if not chunks:
-            return outputs
+        """Executes one step; what it brought, request by request. Empty if there is nothing to do.
+
+        What goes wrong ends the requests that it concerns with "error", and is found in `Request.error`. Only what is
+        meant to end the program (KeyboardInterrupt) is raised; outputs that were made by then come with the next step.
+        """
+        self._leave_aborted()
+        if chunks := self.scheduler.schedule():
+            self._run(chunks)
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def close(self) -> None:
+        self._sampler.close()
+        self._executable.close()
+
+    def _run(self, chunks: list[Chunk]) -> None:
         started = time.perf_counter()
         for chunk in chunks:
             request = self._requests[chunk.sequence.id]
@@ -158,7 +172,12 @@ class Engine:
             logits = run_step(self._executable, chunks)
         except Cancelled:
             self.scheduler.rollback(chunks)
-            return outputs + self._leave_aborted()
+            self._leave_aborted()
+            return
+        except Exception as error:  # it would fail again and again, so nobody who took part may stay
+            self.scheduler.rollback(chunks)
+            self._fail(chunks, error)
+            return
         except BaseException:
             self.scheduler.rollback(chunks)
             raise
@@ -167,26 +186,34 @@ class Engine:
         finishing = [chunk for chunk in chunks if chunk.finishes]
         self.scheduler.commit(chunks)
         row_bytes = 4 * logits.vocab_size
-        for row, chunk in enumerate(finishing):
-            outputs.append(self._advance(chunk, logits.address + row * row_bytes))
-        return outputs
+        done = 0
+        try:
+            for row, chunk in enumerate(finishing):
+                self._advance(self._requests[chunk.sequence.id], logits.address + row * row_bytes)
+                done += 1
+        finally:  # Ctrl-C between two rows: the logits of those behind are gone
+            self._fail(finishing[done:], LocalInferError("the answer was interrupted while its next token was drawn"))
 
-    def close(self) -> None:
-        self._sampler.close()
-        self._executable.close()
+    def _fail(self, chunks: list[Chunk], error: Exception) -> None:
+        for chunk in chunks:
+            if (request := self._requests.get(chunk.sequence.id)) is not None:
+                request.error = error
+                self._finish(request, None, "", "error", str(error))
 
-    def _advance(self, chunk: Chunk, logits: int) -> Output:
-        """Draws the next token of a sequence, and ends its request if that token says so."""
-        request = self._requests[chunk.sequence.id]
+    def _advance(self, request: Request, logits: int) -> None:
+        """Draws the next token of a sequence, and ends its request if that token says so, or if it cannot be drawn."""
+        try:
+            self._draw(request, logits)
+        except Exception as error:
+            request.error = error
+            self._finish(request, None, "", "error", str(error))
+
+    def _draw(self, request: Request, logits: int) -> None:
         params = request.params
         early = request.generated_count < params.min_tokens
-        try:
-            token, logprob = self._sampler.draw(
-                logits, request.sequence, params, request.seed, request.banned if early else None
-            )
-        except LocalInferError as error:
-            request.error = error
-            return self._finish(request, None, "", "error", error.message)
+        token, logprob = self._sampler.draw(
+            logits, request.sequence, params, request.seed, request.banned if early else None
+        )
         now = time.perf_counter()
         request.first_token = request.first_token or now
         request.last_token = now
@@ -203,33 +230,30 @@ class Engine:
             return self._finish(request, token, text, "length", f"max_tokens {params.max_tokens}")
         if len(request.sequence.tokens) == self.config.context:
             return self._finish(request, token, text, "length", f"the context of {self.config.context} tokens is full")
-        return Output(request, token, text, None)
+        self._outputs.append(Output(request, token, text, None))
 
-    def _finish(self, request: Request, token: int | None, text: str, reason: FinishReason, detail: str) -> Output:
+    def _finish(self, request: Request, token: int | None, text: str, reason: FinishReason, detail: str) -> None:
         """The request leaves; text still on its way is let out first, unless a stop string swallowed it."""
-        if request.stops.matched is None:
-            rest = request.decoder.finish() if request.decoder else ""
-            text += request.stops.push(rest)
-            if request.stops.matched is None:
-                text += request.stops.finish()
+        try:
+            text += _last_text(request)
+        except Exception as error:
+            request.error = request.error or error
+            reason, detail = "error", str(request.error)
         request.finish_reason, request.finish_detail = reason, detail
         self.scheduler.finish(request.sequence)
         del self._requests[request.id]
-        return Output(request, token, text, reason)
+        self._outputs.append(Output(request, token, text, reason))
 
-    def _leave_aborted(self) -> list[Output]:
-        outputs = []
+    def _leave_aborted(self) -> None:
         while self._aborted:
             request = self._requests.get(self._aborted.popleft())
             if request is not None:
-                outputs.append(self._finish(request, None, "", "cancelled", "by the caller"))
-        return outputs
+                self._finish(request, None, "", "cancelled", "by the caller")
 
-    def _check_prompt(self, prompt: Tokens[int], params: SamplingParams) -> None:
+    def _check_length(self, prompt: Tokens[int], params: SamplingParams) -> None:
         context, wanted = self.config.context, params.max_tokens or 1
         if not prompt:
             raise LocalInferError("the prompt is empty: there is no token to continue from")
-        self._check_ids("the prompt", prompt)
         if len(prompt) + wanted > context:
             asked = f" and {params.max_tokens} more are asked for" if params.max_tokens else ""
             raise ContextLengthError(
@@ -237,6 +261,10 @@ class Engine:
                 "shorten the prompt, lower max_tokens, or load the model with a larger context",
             )
 
-    def _check_ids(self, what: str, ids: Tokens[int]) -> None:
-        if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
-            raise LocalInferError(f"{what}: token ids must be from 0 to {self.vocab_size - 1}")
+
+def _last_text(request: Request) -> str:
+    if request.stops.matched is not None:
+        return ""
+    rest = request.decoder.finish() if request.decoder else ""
+    text = request.stops.push(rest)
+    return text if request.stops.matched is not None else text + request.stops.finish()

@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
+from localinfer.engine.checks import number, whole, wrong
 from localinfer.errors import LocalInferError
+
+# The sampler calculates with logits in float32: what is further out makes them infinite, and means nothing.
+LARGEST, SMALLEST_DIVISOR = 1e9, 1e-9
+
+# name -> the rule in words, and its test
+_NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "temperature": (
+        f">= 0 (0 is greedy; else {SMALLEST_DIVISOR:g} to {LARGEST:g})",
+        lambda x: x == 0 or SMALLEST_DIVISOR <= x <= LARGEST,
+    ),
+    "top_p": ("in (0, 1]", lambda x: 0 < x <= 1),
+    "min_p": ("in [0, 1)", lambda x: 0 <= x < 1),
+    "typical_p": ("in (0, 1]", lambda x: 0 < x <= 1),
+    "repetition_penalty": (
+        f"> 0 (from {SMALLEST_DIVISOR:g} to {LARGEST:g}; 1 is off)",
+        lambda x: SMALLEST_DIVISOR <= x <= LARGEST,
+    ),
+    "presence_penalty": (f"from {-LARGEST:g} to {LARGEST:g}", lambda x: abs(x) <= LARGEST),
+    "frequency_penalty": (f"from {-LARGEST:g} to {LARGEST:g}", lambda x: abs(x) <= LARGEST),
+}
+# name, least, most, the rule in words ("": made of the two)
+_WHOLE_NUMBERS = (
+    ("top_k", 0, None, "a whole number >= 0 (0: off)"),
+    ("penalty_window", 0, None, "a whole number >= 0 (0: all tokens)"),
+    ("seed", 0, 2**64 - 1, "None or a whole number from 0 to 2**64 - 1"),
+    ("max_tokens", 1, None, "None or a whole number >= 1"),
+    ("min_tokens", 0, None, ""),
+)
+_MAY_BE_NONE = ("seed", "max_tokens")
 
 
 @dataclass(frozen=True)
@@ -53,25 +84,25 @@ class SamplingParams:
     logprobs: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        checks = (
-            (0 <= self.temperature < math.inf, "temperature", ">= 0"),
-            (self.top_k >= 0, "top_k", ">= 0 (0 switches it off)"),
-            (0 < self.top_p <= 1, "top_p", "in (0, 1]"),
-            (0 <= self.min_p < 1, "min_p", "in [0, 1)"),
-            (0 < self.typical_p <= 1, "typical_p", "in (0, 1]"),
-            (0 < self.repetition_penalty < math.inf, "repetition_penalty", "> 0"),
-            (math.isfinite(self.presence_penalty), "presence_penalty", "a finite number"),
-            (math.isfinite(self.frequency_penalty), "frequency_penalty", "a finite number"),
-            (self.penalty_window >= 0, "penalty_window", ">= 0 (0 means all tokens)"),
-            (self.max_tokens is None or self.max_tokens >= 1, "max_tokens", ">= 1"),
-            (0 <= self.min_tokens <= (self.max_tokens or self.min_tokens), "min_tokens", ">= 0 and <= max_tokens"),
-            (all(self.stop), "stop", "without empty strings"),
-        )
-        for good, name, rule in checks:
-            if not good:
-                raise LocalInferError(f"{name} is {getattr(self, name)!r}, but must be {rule}")
+        put = partial(object.__setattr__, self)  # the class is frozen
+        for name, (rule, allowed) in _NUMBERS.items():
+            found = number(name, getattr(self, name), f"a number {rule}")
+            if not allowed(found):
+                raise wrong(name, found, rule)
+            put(name, found)
+        for name, least, most, rule in _WHOLE_NUMBERS:
+            value = getattr(self, name)
+            if value is not None or name not in _MAY_BE_NONE:
+                put(name, whole(name, value, least, most, rule))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise wrong("min_tokens", self.min_tokens, f"<= max_tokens, which is {self.max_tokens}")
+        put("stop", _texts("stop", self.stop))
+        if isinstance(self.stop_token_ids, str | bytes) or not isinstance(self.stop_token_ids, Iterable):
+            raise wrong("stop_token_ids", self.stop_token_ids, "a sequence of token ids")
+        put("stop_token_ids", tuple(whole("a token id of stop_token_ids", i, 0) for i in self.stop_token_ids))
+        for name in ("ignore_eos", "logprobs"):
+            if not isinstance(getattr(self, name), bool):
+                raise wrong(name, getattr(self, name), "True or False")
 
     @property
     def penalizes(self) -> bool:
@@ -84,3 +115,17 @@ class SamplingParams:
             if name not in known:
                 raise LocalInferError(f"there is no sampling parameter {name!r}", f"known are {', '.join(known)}")
         return SamplingParams(**{name: changes.get(name, getattr(self, name)) for name in known})
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    """One text or several, none of them empty."""
+    texts = (value,) if isinstance(value, str) else value
+    if isinstance(texts, bytes | dict) or not isinstance(texts, Iterable):
+        raise wrong(name, value, "a text, or a sequence of texts")
+    texts = tuple(texts)
+    for text in texts:
+        if not isinstance(text, str):
+            raise wrong(f"an item of {name}", text, "a text")
+    if not all(texts):
+        raise wrong(name, value, "without empty strings")
+    return texts
