@@ -324,7 +324,7 @@ def test_run_without_a_template_continues_the_text(base_model: str, scripted: st
         (["x", "--temperature", "-1"], b"", 1, "temperature is -1.0, but must be >= 0"),
         (["x", "--top-p", "high"], b"", 2, "--top-p"),
         (["x", "--backend", "gpu"], b"", 1, "there is no backend 'gpu'"),
-        (["x", "--context", "1"], b"", 1, "the context is 1"),
+        (["x", "--context", "1"], b"", 1, "context is 1, but must be"),
         ([], b"Gr\xfc\xdfe", 1, "standard input is not valid UTF-8 at byte 2"),
     ],
 )

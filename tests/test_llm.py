@@ -6,8 +6,9 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from localinfer.engine import load as loading
 from localinfer.engine.load import CHAT_DEFAULTS, chat_defaults, choose_backend
 from localinfer.engine.memory import free_memory
 from localinfer.errors import ContextLengthError, FormatError, UnsupportedError
+from localinfer.formats.gguf import GGUFFile
 from localinfer.kernels import BACKENDS, backend
 from localinfer.kernels.base import Availability
 from scripted_model import ANSWER, write_scripted_model
@@ -242,9 +244,111 @@ def test_names_and_files_that_do_not_exist(tmp_path: Path) -> None:
         LLM(tmp_path / "bad.gguf")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"context": "64"}, r"context is '64' \(str\)"),
+        ({"threads": -1}, "threads is -1"),
+        ({"threads": 2.5}, "threads is 2.5"),
+        ({"kv_type": "f8"}, "kv_type is 'f8'"),
+        ({"kv_type": ("f16",)}, "kv_type is"),
+        ({"backend": ["cpu"]}, "backend is"),
+        ({"chat_template": 5}, "chat_template is 5"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_named(chat_model: Path, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(LocalInferError, match=words):
+        LLM(chat_model, **arguments)
+
+
+def test_a_model_is_named_by_a_text_or_a_path() -> None:
+    for bad in (5, None, b"model.gguf"):
+        with pytest.raises(LocalInferError, match=r"model is .*must be the name of an installed model"):
+            LLM(bad)  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_not_loaded_does_not_stay_open(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Path] = []
+    close = GGUFFile.close
+    monkeypatch.setattr(GGUFFile, "close", lambda file: (closed.append(file.paths[0]), close(file)))
+    with pytest.raises(LocalInferError):
+        LLM(chat_model, threads=-1)
+    assert closed == [chat_model]
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda llm: llm.generate(b"abc"), r"the prompt is b'abc' \(bytes\), but must be a sequence of token ids"),
+        (lambda llm: llm.generate(5), "the prompt is 5"),
+        (lambda llm: llm.generate(["a"]), "a token id of the prompt is 'a'"),
+        (lambda llm: llm.generate("x", {"seed": 1}), "params is .*must be a SamplingParams"),
+        (lambda llm: llm.generate("x", stop=[1]), "an item of stop is 1"),
+        (lambda llm: llm.generate("x", max_tokens="5"), "max_tokens is '5'"),
+        (lambda llm: llm.tokenize(b"x"), r"text is b'x' \(bytes\)"),
+        (lambda llm: llm.detokenize(["x"]), "a token id of tokens is 'x'"),
+        (lambda llm: llm.detokenize([10**9]), "a token id of tokens is 1000000000"),
+        (lambda llm: llm.chat("hi"), r"messages is 'hi' \(str\), but must be a list of messages"),
+        (lambda llm: llm.chat(HELLO[0]), r"messages is .* \(dict\)"),
+        (lambda llm: llm.chat(["hi"]), r"messages\[0\] is 'hi'"),
+        (lambda llm: llm.chat([*HELLO, {"content": "hi"}]), r'messages\[1\]\["role"\] is None'),
+        (lambda llm: llm.chat([{"role": "user", "content": 5}]), r'messages\[0\]\["content"\] is 5'),
+        (lambda llm: llm.chat([{**HELLO[0], "tokens": ["a"]}]), r"a token id of messages\[0\].* is 'a'"),
+        (lambda llm: llm.chat([{**HELLO[0], "tokens": 5}]), r'messages\[0\]\["tokens"\] is 5'),
+        (lambda llm: llm.chat(HELLO, template_variables=["a"]), "template_variables is"),
+    ],
+)
+def test_what_is_no_prompt_is_named_and_harms_nothing(llm: LLM, ask: Callable[[LLM], Any], words: str) -> None:
+    with pytest.raises(LocalInferError, match=words):
+        ask(llm)
+    assert llm.chat(HELLO, temperature=0).text == TEXT
+
+
+def test_an_error_of_ours_ends_one_answer_and_not_the_model(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = llm.chat(HELLO, stream=True, temperature=0)
+    monkeypatch.setattr(stream._request.decoder, "push", lambda token: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(stream)
+    assert list(stream) == []
+    assert llm.chat(HELLO, temperature=0).text == TEXT
+
+
+def test_a_stream_whose_outputs_are_lost_says_so(llm: LLM) -> None:
+    stream = llm.chat(HELLO, stream=True, temperature=0, max_tokens=1)
+    llm._engine.step()
+    with pytest.raises(LocalInferError, match="the rest of the answer was lost"):
+        next(stream)
+
+
+def test_a_second_thread_is_told_that_it_is_one(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[str] = []
+
+    def ask() -> None:
+        try:
+            llm.chat(HELLO)
+        except LocalInferError as error:
+            errors.append(error.message)
+
+    step = llm._engine.step
+
+    def step_while_another_thread_asks() -> Any:
+        if not errors:
+            thread = threading.Thread(target=ask)
+            thread.start()
+            thread.join()
+        return step()
+
+    monkeypatch.setattr(llm._engine, "step", step_while_another_thread_asks)
+    assert llm.chat(HELLO, temperature=0).text == TEXT
+    assert errors == ["two threads use one model at the same time"]
+    monkeypatch.undo()
+    assert llm.chat(HELLO, temperature=0).text == TEXT
+    assert not llm._engine.has_work
+
+
 def test_a_model_too_large_for_the_memory_is_refused(chat_model: Path) -> None:
     with pytest.raises(LocalInferError, match="MiB are free"):
-        LLM(chat_model, context=free_memory() // 64, max_sequences=64)
+        LLM(chat_model, context=free_memory() // 4096, max_sequences=64)
 
 
 def test_more_context_than_the_model_was_made_for_is_said(base_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,10 +108,28 @@ def test_what_can_never_fit_is_refused(file: GGUFFile, reference: Backend, monke
         assert "smaller model" in caught.value.hint
 
 
-@pytest.mark.parametrize("wishes", [Wishes(context=1), Wishes(context=-5), Wishes(max_sequences=0), Wishes(chunk=0)])
-def test_impossible_wishes_are_refused(file: GGUFFile, reference: Backend, wishes: Wishes) -> None:
-    with pytest.raises(LocalInferError, match="must be at least"):
-        make_plan(file, reference, wishes)
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"context": 1}, "context is 1, but must be a whole number from 2 to 2147483647"),
+        ({"context": -5}, "context is -5"),
+        ({"context": 2**36}, "context is 68719476736"),
+        ({"context": "64"}, r"context is '64' \(str\)"),
+        ({"max_sequences": 0}, "max_sequences is 0"),
+        ({"max_sequences": 2**31 - 1, "context": 64}, "more than can be counted"),
+        ({"chunk": 0}, "chunk is 0"),
+        ({"chunk": None}, "chunk is None"),
+        ({"threads": -1}, "threads is -1, but must be a whole number from 0 to"),
+        ({"threads": 2**32 + 2}, "threads is 4294967298"),
+        ({"threads": 4 * (os.cpu_count() or 1) + 1}, "threads is"),
+        ({"threads": 2.5}, "threads is 2.5"),
+        ({"kv_type_v": "f8"}, r"kv_type is 'f8' \(str\), but must be one of f16, bf16, int8, f32"),
+        ({"kv_type_k": ["f16"]}, "kv_type is"),
+    ],
+)
+def test_impossible_wishes_are_refused(file: GGUFFile, reference: Backend, wishes: dict[str, Any], words: str) -> None:
+    with pytest.raises(LocalInferError, match=words):
+        make_plan(file, reference, Wishes(**wishes))
 
 
 def test_the_pool_holds_a_context_for_every_sequence() -> None:

@@ -10,15 +10,18 @@ with LLM("smollm2:135m") as llm:
 from __future__ import annotations
 
 import os
+import threading
 import time
 from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, overload
 from weakref import WeakValueDictionary
 
+from localinfer.engine.checks import token_ids, wrong
 from localinfer.engine.engine import FinishReason, Output, Request
 from localinfer.engine.load import chat_defaults, load, say
 from localinfer.engine.plan import CHUNK, Plan, Wishes
@@ -101,6 +104,9 @@ class TextStream(Iterator[TextChunk]):
     def __next__(self) -> TextChunk:
         while not self._over:
             while not self._outputs:
+                if self._request.finish_reason is not None:  # waiting for more would be waiting for ever
+                    self._over = True
+                    raise self._request.error or LocalInferError("the rest of the answer was lost", "ask again")
                 self._llm._step()
             text, tokens, reason = "", [], None
             while self._outputs and reason is None:
@@ -193,25 +199,37 @@ class LLM:
         computed at the same time; prompts are processed in pieces of `chunk` tokens; `chat_template` is jinja2 source
         to use instead of the file's. `progress` is called with bytes done and bytes in all.
 
-        Raises FormatError, UnsupportedError or MemoryPlanError, before much is read.
+        Raises FormatError, UnsupportedError or MemoryPlanError, before much is read, and LocalInferError for an
+        argument that makes no sense.
         """
         self.closed = True
+        if not isinstance(model, str | os.PathLike):
+            raise wrong("model", model, "the name of an installed model, or the path of a .gguf file")
         self.path = resolve(model)
         self.name = os.fspath(model)
-        kv_type_k, kv_type_v = kv_type if isinstance(kv_type, tuple) else (kv_type, kv_type)
-        wishes = Wishes(context, kv_type_k, kv_type_v, threads, max_sequences, chunk)
-        self._file = open_gguf(self.path)
-        self.metadata = self._file.metadata
-        self.tokenizer = load_tokenizer(self.metadata)
-        self.chat_defaults = chat_defaults(self.metadata)
-        self.chat_template = _template(self.metadata, chat_template)
-        loaded = load(self._file, self.tokenizer, wishes, backend=backend, prefix_cache=prefix_cache, progress=progress)
+        if not isinstance(backend, str):
+            raise wrong("backend", backend, 'the name of a backend, or "auto"')
+        kv_types = kv_type if isinstance(kv_type, tuple) else (kv_type, kv_type)
+        if len(kv_types) != 2:
+            raise wrong("kv_type", kv_type, "a type, or a pair of types: of keys and of values")
+        wishes = Wishes(context, *kv_types, threads, max_sequences, chunk)
+        with ExitStack() as undo:  # a file that is not loaded does not stay open
+            self._file = undo.enter_context(open_gguf(self.path))
+            self.metadata = self._file.metadata
+            self.tokenizer = load_tokenizer(self.metadata)
+            self.chat_defaults = chat_defaults(self.metadata)
+            self.chat_template = _template(self.metadata, chat_template)
+            loaded = load(
+                self._file, self.tokenizer, wishes, backend=backend, prefix_cache=prefix_cache, progress=progress
+            )
+            undo.pop_all()
         self._engine = loaded.engine
         self.plan: Plan = loaded.plan
         self.notes = loaded.notes
         self.context = loaded.plan.config.context
         self.backend = loaded.plan.backend
         self._streams: WeakValueDictionary[int, TextStream] = WeakValueDictionary()  # dropped ones end
+        self._stepping = threading.Lock()
         self.closed = False
 
     def generate(
@@ -226,7 +244,7 @@ class LLM:
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None, **sampling: Any) -> TextStream:
         """Like `generate`, piece by piece. A prompt that does not fit the context is a ContextLengthError at once."""
         ids = self.tokenize(prompt) if isinstance(prompt, str) else prompt
-        chosen = (params or SamplingParams()).changed(**sampling)
+        chosen = _chosen(params, SamplingParams(), sampling)
         return self._start(ids, chosen, self.tokenizer.detokenizer(skip_special=True, strip_prefix=False))
 
     @overload
@@ -269,7 +287,7 @@ class LLM:
         chat template.
         """
         ids = self.chat_tokens(messages, template_variables)
-        chosen = (params or self.chat_defaults).changed(**sampling)
+        chosen = _chosen(params, self.chat_defaults, sampling)
         answer = self._start(ids, chosen, self.tokenizer.detokenizer(skip_special=True))
         return answer if stream else _finished(answer)
 
@@ -290,11 +308,13 @@ class LLM:
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> array[int]:
         """Token ids of a text; see Tokenizer.encode."""
+        if not isinstance(text, str):
+            raise wrong("text", text, "a text")
         return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
         """The text of token ids."""
-        return self.tokenizer.decode(tokens, skip_special=skip_special)
+        return self.tokenizer.decode(token_ids("tokens", tokens, self.tokenizer.vocab_size), skip_special=skip_special)
 
     def cancel(self) -> None:
         """Ends every answer that is under way. May be called from any thread, and from a signal handler."""
@@ -326,10 +346,19 @@ class LLM:
     def _step(self) -> None:
         """One step of the engine, its outputs handed to the streams that wait for them."""
         self._check_open()
-        for output in self._engine.step():
-            stream = self._streams.get(output.request.id)
-            if stream is not None:
-                stream._outputs.append(output)
+        if not self._stepping.acquire(blocking=False):
+            raise LocalInferError(
+                "two threads use one model at the same time",
+                "let one thread at a time ask it (a threading.Lock around each answer does that); "
+                "cancel() alone may come from any thread",
+            )
+        try:
+            for output in self._engine.step():
+                stream = self._streams.get(output.request.id)
+                if stream is not None:
+                    stream._outputs.append(output)
+        finally:
+            self._stepping.release()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -343,9 +372,17 @@ def _finished(stream: TextStream) -> Completion:
     return stream.completion
 
 
+def _chosen(params: SamplingParams | None, default: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
+    if params is not None and not isinstance(params, SamplingParams):
+        raise wrong("params", params, "a SamplingParams")
+    return (params or default).changed(**changes)
+
+
 def _template(metadata: Mapping[str, Any], source: str | None) -> ChatTemplate | None:
     own = template_for(metadata)
     if source is None:
         return own
+    if not isinstance(source, str):
+        raise wrong("chat_template", source, "the jinja2 source of a template")
     tokens = (own.bos_token, own.eos_token) if own else ("", "")
     return ChatTemplate(source, *tokens)

@@ -7,9 +7,11 @@ changes that would fit.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+from localinfer.engine.checks import LARGEST_SIZE, whole, wrong
 from localinfer.engine.memory import free_memory, resident
 from localinfer.errors import LocalInferError, MemoryPlanError
 from localinfer.formats.gguf import GGUFFile
@@ -24,6 +26,7 @@ BLOCK_SIZE = 16
 # Tokens of a prompt in one step. With 512, prompts of 2,048 tokens take 0 to 7 % less time, prompts of 512 the same,
 # and activations twice the memory.
 CHUNK = 256
+THREADS_PER_PROCESSOR = 4  # threads beyond that only wait for each other
 
 
 class Wishes(NamedTuple):
@@ -75,14 +78,10 @@ class Plan(NamedTuple):
 def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes) -> Plan:
     """The plan for a model file.
 
-    MemoryPlanError if what was asked for does not fit what is free, UnsupportedError if the file has tensors that the
-    family does not know.
+    LocalInferError if a wish makes no sense, MemoryPlanError if what was asked for does not fit what is free,
+    UnsupportedError if the file has tensors that the family does not know.
     """
-    if wishes.context is not None and wishes.context < 2:
-        raise LocalInferError(f"the context is {wishes.context}, but must be at least 2 tokens")
-    for name in ("max_sequences", "chunk"):
-        if getattr(wishes, name) < 1:
-            raise LocalInferError(f"{name} is {getattr(wishes, name)}, but must be at least 1")
+    wishes = _checked(wishes)
     free = free_memory()
 
     def plan_for(wishes: Wishes, context: int, reason: str = "as asked for") -> Plan:
@@ -112,14 +111,35 @@ def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes) -> Plan:
     return plan_for(wishes, context, "what fits the memory that is free")
 
 
+def _checked(wishes: Wishes) -> Wishes:
+    """The wishes as plain integers; LocalInferError names one that is of the wrong type or out of range."""
+    context = wishes.context
+    for name in ("kv_type_k", "kv_type_v"):
+        if getattr(wishes, name) not in get_args(KvType):
+            raise wrong("kv_type", getattr(wishes, name), f"one of {', '.join(get_args(KvType))}")
+    most_threads = THREADS_PER_PROCESSOR * (os.cpu_count() or 1)
+    return wishes._replace(
+        context=context if context is None else whole("context", context, 2, LARGEST_SIZE),
+        threads=whole("threads", wishes.threads, 0, most_threads),
+        max_sequences=whole("max_sequences", wishes.max_sequences, 1, LARGEST_SIZE),
+        chunk=whole("chunk", wishes.chunk, 1, LARGEST_SIZE),
+    )
+
+
 def load_config(wishes: Wishes, context: int) -> LoadConfig:
     """The sizes to reserve: a pool that holds a whole context for every sequence, and no more."""
+    kv_blocks = wishes.max_sequences * -(-context // wishes.block_size)
+    if kv_blocks > LARGEST_SIZE:
+        raise LocalInferError(
+            f"{wishes.max_sequences} sequences with a context of {context} tokens each are more than can be counted",
+            "lower max_sequences or the context",
+        )
     return LoadConfig(
         max_tokens=max(min(wishes.chunk, context), wishes.max_sequences),
         max_rows=wishes.max_sequences,
         max_sequences=wishes.max_sequences,
         context=context,
-        kv_blocks=wishes.max_sequences * -(-context // wishes.block_size),
+        kv_blocks=kv_blocks,
         block_size=wishes.block_size,
         kv_type_k=wishes.kv_type_k,
         kv_type_v=wishes.kv_type_v,

@@ -7,10 +7,12 @@ everything behind it computed again in the next turn. So an assistant's message 
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from localinfer.engine.checks import whole, wrong
 from localinfer.text.chat_template import ChatTemplate, encode_chat
 from localinfer.text.tokenizer import Tokenizer
 
@@ -23,8 +25,9 @@ def chat_prompt(
 ) -> tuple[array[int], bool]:
     """The prompt for the next answer, and whether special tokens in message contents are plain text in it.
 
-    It depends on the arguments alone, never on what was computed before.
+    It depends on the arguments alone, never on what was computed before. LocalInferError names what is no message.
     """
+    _check(messages, variables)
     plain = [{key: value for key, value in message.items() if key != "tokens"} for message in messages]
     parts = template.render_parts(plain, **variables)
     answers = _answers(tokenizer, messages, parts)
@@ -36,6 +39,26 @@ def chat_prompt(
         begin = index + 1
     ids.extend(_encode(tokenizer, parts[begin:], first=begin == 0))
     return ids, parts.contents_marked
+
+
+def _check(messages: object, variables: object) -> None:
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
+        raise wrong("messages", messages, 'a list of messages: [{"role": "user", "content": "..."}]')
+    for index, message in enumerate(messages):
+        name = f"messages[{index}]"
+        if not isinstance(message, Mapping):
+            raise wrong(name, message, 'a message: {"role": "user", "content": "..."}')
+        if not isinstance(message.get("role"), str):
+            raise wrong(f'{name}["role"]', message.get("role"), 'a text, such as "user"')
+        if not isinstance(message.get("content"), str | Sequence | None) or isinstance(message.get("content"), bytes):
+            raise wrong(f'{name}["content"]', message["content"], "a text, or a list of parts")
+        tokens = message.get("tokens")
+        if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable | None):
+            raise wrong(f'{name}["tokens"]', tokens, "a sequence of token ids")
+        for token in tokens or ():
+            whole(f'a token id of {name}["tokens"]', token, -sys.maxsize)  # ids that do not fit are not used
+    if not isinstance(variables, Mapping):
+        raise wrong("template_variables", variables, "a mapping")
 
 
 def _answers(tokenizer: Tokenizer, messages: Sequence[Message], parts: Parts) -> list[tuple[int, array[int]]]:
