@@ -60,6 +60,8 @@ def read_config(source: ModelSource, pairs: Pairs) -> DecoderConfig:
             "choose a dense model",
         )
     layers = source.integer("block_count")
+    if not source.tensors.has_tensor(last := f"blk.{layers - 1}.attn_output.weight"):  # before anything is sized by it
+        raise FormatError(f"metadata key {source.key('block_count')} is {layers}, but there is no tensor {last}")
     width = source.integer("embedding_length")
     heads = source.integer("attention.head_count")
     kv_heads = source.integer("attention.head_count_kv", heads)
