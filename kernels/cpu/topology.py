@@ -53,10 +53,10 @@ def quota(cgroup_root: Path = _CGROUP_ROOT, own: Path = Path("/proc/self/cgroup"
         folders += [base / part for part in (relative, *relative.parents)]
     for folder in folders:
         fields = _read(folder / "cpu.max").split()
-        if len(fields) == 2 and fields[0].isdigit():
+        if len(fields) == 2 and fields[0].isdigit() and fields[1].isdigit() and int(fields[1]):
             limits.append(int(fields[0]) / int(fields[1]))
         v1_quota, v1_period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
-        if v1_quota.isdigit() and v1_period.isdigit():
+        if v1_quota.isdigit() and v1_period.isdigit() and int(v1_period):
             limits.append(int(v1_quota) / int(v1_period))
     return min(limits) if limits else None
 
