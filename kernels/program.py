@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar, dataclass_transform
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
+_Class = TypeVar("_Class")
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,10 @@ class Op:
         return f"{left + ' = ' if left else ''}{name}({', '.join(args)})"
 
 
-# Ops are compared by identity and printed by __str__: methods that nobody calls would only cost start-up time.
-_op = dataclass(frozen=True, eq=False, repr=False)
+@dataclass_transform(frozen_default=True, eq_default=False)
+def _op(cls: type[_Class]) -> type[_Class]:
+    """Ops are compared by identity and printed by __str__: methods that nobody calls would only cost start-up time."""
+    return dataclass(frozen=True, eq=False, repr=False)(cls)
 
 
 @_op

@@ -26,9 +26,9 @@ def barriers_of_a_layer(ops: list[Lowered], single: bool) -> int:
 
 
 def test_a_llama_layer_needs_few_barriers() -> None:
-    """Decode: behind qkv, the cache, attention, its output, gate/up and down. llama.cpp has some 25 per layer."""
+    """Decode: behind qkv, the cache, attention, its output, gate/up and down, and one where a slot is used again."""
     _, low = lowered_llama()
-    assert barriers_of_a_layer(low.ops, single=True) == 6
+    assert barriers_of_a_layer(low.ops, single=True) == 7
     assert barriers_of_a_layer(low.ops, single=False) <= 10
 
 
@@ -51,7 +51,7 @@ def test_elementwise_ops_behind_a_linear_run_on_its_columns() -> None:
 def test_slots_are_used_again() -> None:
     _, two = lowered_llama(2)
     _, many = lowered_llama(6)
-    assert len(two.slot_widths) <= len(many.slot_widths) <= 13
+    assert len(two.slot_widths) == len(many.slot_widths) <= 9
 
 
 def test_no_value_is_overwritten_while_it_is_still_read() -> None:

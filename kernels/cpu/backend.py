@@ -201,7 +201,7 @@ class CpuLogits:
         if count == 0:
             return np.zeros((self.rows, self.vocab_size), np.float32)
         values = (ctypes.c_float * count).from_address(self.address)
-        return np.frombuffer(values, np.float32).reshape(self.rows, self.vocab_size)
+        return np.frombuffer(memoryview(values), np.float32).reshape(self.rows, self.vocab_size)
 
 
 class _Building:

@@ -43,7 +43,6 @@ _T = TypeVar("_T")
 
 MAX_OUTPUTS = 4  # kMaxMatrices in native/model.h
 MAX_HEADS_PER_KV_HEAD = 64  # kMaxTileRows in native/model.h
-REST = 3  # ops between the last use of a slot and the next value in it
 
 Kind = Literal[
     "embed",
@@ -123,8 +122,8 @@ def lower(program: Program, integer_matrices: frozenset[Matrix]) -> LoweredProgr
     if program.ops[-1].outputs != (program.output,):
         raise ValueError("the last op of a program must compute its output")
     lowering = _Lowering(program, integer_matrices)
-    for index, op in enumerate(program.ops):
-        lowering.lower_op(index, op)
+    for lowering.index, op in enumerate(program.ops):
+        lowering.lower_op(op)
     mark_barriers(lowering.result.ops)
     return lowering.result
 
@@ -134,12 +133,13 @@ class _Lowering:
         self.program = program
         self.integer_matrices = integer_matrices
         self.result = LoweredProgram()
+        self.index = 0  # of the op that is being lowered
         self.matrix_index: dict[Matrix, int] = {}
         self.vector_index: dict[Vector, int] = {}
         self.places: dict[Value, Place] = {}
         self.last_use = {v: i for i, op in enumerate(program.ops) for v in (*op.inputs, *op.outputs)}
         self.last_use[program.output] = len(program.ops)  # the logits outlive the step
-        self.free_slots: dict[str, list[tuple[int, int]]] = {"tokens": [], "rows": []}  # (slot, free since this op)
+        self.free_slots: dict[str, list[int]] = {"tokens": [], "rows": []}
         self.quantized: dict[Value, int] = {}
         self.free_quantized: list[int] = []
         # Value -> index (in the lowered list) of the Linear whose column split it follows.
@@ -160,16 +160,11 @@ class _Lowering:
         return self.result.ropes.index(spec)
 
     def place(self, value: Value, private: bool) -> Place:
-        """Finds a slot: of those free for some ops, the one that grows least, else a new one.
-
-        A slot that was in use a moment ago would need a barrier before it is written again.
-        """
+        """Finds a slot: the free one that grows least, else a new one."""
         widths, free = self.result.slot_widths, self.free_slots[value.dim]
-        rested = [(slot, since) for slot, since in free if len(self.result.ops) - since >= REST]
-        if rested:
-            chosen = min(rested, key=lambda f: (max(value.width - widths[f[0]], 0), widths[f[0]], f[1]))
-            free.remove(chosen)
-            slot = chosen[0]
+        if free:
+            slot = min(free, key=lambda s: (max(value.width - widths[s], 0), widths[s]))
+            free.remove(slot)
             widths[slot] = max(widths[slot], value.width)
         else:
             slot = len(widths)
@@ -177,11 +172,22 @@ class _Lowering:
         self.places[value] = Place(slot, value.width, value.dim, private)
         return self.places[value]
 
-    def release(self, index: int, op: Op) -> None:
-        """Frees the slots of values that no later op reads."""
+    def place_over(self, op: Op, private: bool) -> Place:
+        """The output of an op that may write over an input: in the slot of one that dies here, if there is any."""
+        out = op.outputs[0]
+        for value in op.inputs:
+            if self.last_use[value] == self.index and value.width == out.width and value.dim == out.dim:
+                self.places[out] = Place(self.places[value].slot, out.width, out.dim, private)
+                return self.places[out]
+        return self.place(out, private)
+
+    def release(self, op: Op) -> None:
+        """Frees the slots of values that no later op reads, unless the output has taken them over."""
+        kept = {self.places[v].slot for v in op.outputs if self.last_use[v] != self.index}
         for value in dict.fromkeys((*op.inputs, *op.outputs)):
-            if self.last_use[value] == index:
-                self.free_slots[value.dim].append((self.places[value].slot, len(self.result.ops)))
+            if self.last_use[value] == self.index:
+                if self.places[value].slot not in kept:
+                    self.free_slots[value.dim].append(self.places[value].slot)
                 if value in self.quantized:
                     self.free_quantized.append(self.quantized.pop(value))
 
@@ -205,7 +211,7 @@ class _Lowering:
 
     # -- ops -------------------------------------------------------------------------------------------------------
 
-    def lower_op(self, index: int, op: Op) -> None:
+    def lower_op(self, op: Op) -> None:
         match op:
             case Embed():
                 self.emit(
@@ -240,11 +246,12 @@ class _Lowering:
                 self.row_wise(op, Lowered("select_rows"))
             case _:
                 raise UnsupportedError(f"the cpu backend has no op {type(op).__name__}", "use --backend reference")
-        self.release(index, op)
+        self.release(op)
 
     def row_wise(self, op: Op, lowered: Lowered) -> None:
         lowered.inputs = tuple(self.places[v] for v in op.inputs)
-        lowered.outputs = (self.place(op.outputs[0], private=True),)
+        over = isinstance(op, RmsNorm | Rope | Glu | Add | Scale | Softcap)
+        lowered.outputs = (self.place_over(op, True) if over else self.place(op.outputs[0], True),)
         self.emit(lowered)
 
     def elementwise(self, op: Op, lowered: Lowered) -> None:
@@ -259,7 +266,7 @@ class _Lowering:
         matrices = self.result.ops[source].matrices
         lowered.matrices = (next(m for m in matrices if self.result.matrices[m].rows == out.width),)
         lowered.inputs = tuple(self.places[v] for v in inputs)
-        lowered.outputs = (self.place(out, private=False),)
+        lowered.outputs = (self.place_over(op, private=False),)
         self.columns[out] = source
         self.emit(lowered)
 
@@ -290,7 +297,11 @@ class _Lowering:
                 f"the cpu backend takes {MAX_HEADS_PER_KV_HEAD}; use --backend reference",
             )
         out = self.place(op.out, private=True)
-        for kind, inputs in (("attention", (self.places[op.q],)), ("attention_merge", ())):
+        parts: tuple[tuple[Kind, tuple[Place, ...]], ...] = (
+            ("attention", (self.places[op.q],)),
+            ("attention_merge", ()),
+        )
+        for kind, inputs in parts:
             self.emit(
                 Lowered(
                     kind,

@@ -125,7 +125,7 @@ def library() -> ctypes.CDLL:
 
 def isa_names() -> list[str]:
     """Instruction sets whose kernels can run here, the best last."""
-    names = []
+    names: list[str] = []
     while (name := library().li_cpu_isa_name(len(names))) is not None:
         names.append(name.decode())
     return names
