@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 
@@ -19,12 +18,12 @@ from localinfer.kernels.native_library import open_library
 from localinfer.kernels.reference.dequantize import DEQUANTIZERS
 from localinfer.kernels.reference.dequantize import dequantize as reference_dequantize
 from localinfer.kernels.types import TYPES
+from random_rows import HALF_OFFSETS, random_rows
 
 Array = np.ndarray[Any, Any]
 
 LIBRARY = open_library("localinfer.kernels.cpu._cpu")
 LIBRARY.li_matmul_group_bytes.restype = ctypes.c_size_t
-install_codebooks(LIBRARY, TYPES)
 ISAS = [isa for isa in ("portable", "avx2", "avx512vnni") if LIBRARY.li_matmul_has(isa.encode())]
 
 INTEGER_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -32,6 +31,12 @@ FLOAT_TYPES = ("F32", "F16", "BF16")
 GENERIC_TYPES = tuple(name for name in DEQUANTIZERS if name not in INTEGER_TYPES + FLOAT_TYPES)
 ALL_TYPES = INTEGER_TYPES + FLOAT_TYPES + GENERIC_TYPES
 ROWS = (1, 7, 8, 9, 33)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _codebooks() -> None:
+    """Not at import: what other tests find must not depend on whether this file was collected."""
+    install_codebooks(LIBRARY, TYPES)
 
 
 def pointer(array: Array) -> ctypes.c_void_p:
@@ -108,45 +113,6 @@ class Activations:
         for name in ("x", "q", "scale", "sum16", "sum32"):
             setattr(part, name, np.ascontiguousarray(getattr(self, name)[begin:end]))
         return part
-
-
-def random_rows(type_name: str, rows: int, cols: int, seed: int = 0) -> Array:
-    """Random GGUF bytes whose scales are finite and of both signs; everything else may be anything."""
-    random = np.random.default_rng(seed)
-    if type_name in FLOAT_TYPES:
-        values = random.standard_normal((rows, cols)).astype(np.float32)
-        return gguf.quants.quantize(values, gguf.GGMLQuantizationType[type_name]).view(np.uint8).reshape(rows, -1)
-    type_ = TYPES[type_name]
-    raw = random.integers(0, 256, (rows, cols // type_.block_size, type_.block_bytes), np.uint8)
-    if type_name == "F64":
-        raw = random.standard_normal((rows, cols, 1)).view(np.uint8)
-    if type_name == "MXFP4":
-        raw[..., 0] = 100 + raw[..., 0] % 50
-    if type_name == "IQ1_M":  # its half is spread over the top bits of four shorts: make it small
-        raw[..., 55] &= 0x0F
-        raw[..., 55] |= 0x20
-    for offset in HALF_OFFSETS.get(type_name, ()):
-        scales = (random.standard_normal(raw.shape[:2]) * 0.01).astype(np.float16)
-        raw[..., offset : offset + 2] = scales[..., None].view(np.uint8)
-    return raw.reshape(rows, -1)
-
-
-# Where in a block its half-precision numbers lie.
-HALF_OFFSETS: dict[str, tuple[int, ...]] = {
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q8_0": (0,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "TQ1_0": (52,),
-    "TQ2_0": (64,),
-    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S"), (0,)),
-}
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:
