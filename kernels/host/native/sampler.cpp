@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -102,13 +103,25 @@ struct Candidate {
 
 bool ranks_before(const Candidate& a, const Candidate& b) { return a.key > b.key || (a.key == b.key && a.id < b.id); }
 
+struct Free {
+    void operator()(void* p) const { std::free(p); }
+};
+template <class T> using Array = std::unique_ptr<T[], Free>;
+
+// From calloc: pages that a request never touches (greedy touches next to none) take no memory.
+template <class T> Array<T> zeroed(int32_t count) {
+    void* p = std::calloc(size_t(count), sizeof(T));
+    if (!p) throw std::bad_alloc();
+    return Array<T>(static_cast<T*>(p));
+}
+
 class Sampler {
 public:
     explicit Sampler(int32_t vocab)
-        : vocab_(vocab), blocks_((vocab + kBlock - 1) / kBlock), row_(new float[vocab]()), x_(new float[vocab]()),
-          weight_(new float[vocab]()), id_(new int32_t[vocab]()), cut_(new Candidate[vocab]()),
-          occurrences_(new int32_t[vocab]()), answered_(new int32_t[vocab]()), block_max_(new float[2 * blocks_]()),
-          block_sum_(new double[blocks_]()) {}
+        : vocab_(vocab), blocks_((vocab + kBlock - 1) / kBlock), row_(zeroed<float>(vocab)), x_(zeroed<float>(vocab)),
+          weight_(zeroed<float>(vocab)), id_(zeroed<int32_t>(vocab)), cut_(zeroed<Candidate>(vocab)),
+          occurrences_(zeroed<int32_t>(vocab)), answered_(zeroed<int32_t>(vocab)), block_max_(zeroed<float>(2 * blocks_)),
+          block_sum_(zeroed<double>(blocks_)) {}
 
     static int64_t bytes(int32_t vocab) {
         const int64_t blocks = (int64_t{vocab} + kBlock - 1) / kBlock;
@@ -361,14 +374,14 @@ private:
     }
 
     int32_t vocab_, blocks_;
-    std::unique_ptr<float[]> row_;    // penalized logits; then exponentials of log_probability
-    std::unique_ptr<float[]> x_;      // candidates: (logit - max) / temperature
-    std::unique_ptr<float[]> weight_; // candidates: e^x
-    std::unique_ptr<int32_t[]> id_;   // candidates: ascending
-    std::unique_ptr<Candidate[]> cut_;
-    std::unique_ptr<int32_t[]> occurrences_, answered_; // per token; all zero between calls
-    std::unique_ptr<float[]> block_max_;                // and room for a copy
-    std::unique_ptr<double[]> block_sum_;
+    Array<float> row_;    // penalized logits; then exponentials of log_probability
+    Array<float> x_;      // candidates: (logit - max) / temperature
+    Array<float> weight_; // candidates: e^x
+    Array<int32_t> id_;   // candidates: ascending
+    Array<Candidate> cut_;
+    Array<int32_t> occurrences_, answered_; // per token; all zero between calls
+    Array<float> block_max_;                // and room for a copy
+    Array<double> block_sum_;
     int32_t kept_ = 0;
 };
 
