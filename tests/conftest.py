@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,38 @@ from localinfer.errors import LocalInferError
 from localinfer.hub.catalog import CATALOG
 from localinfer.hub.pull import file_sha256, pull
 
+# Why tests may be skipped where data or the network is missing; see .ci/run.
+EXPECTED_SKIPS = re.compile(
+    r"the published \w+ are not beside the checkout|the real model .* is not here: .*|no source can be reached: .*"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--only-expected-skips", action="store_true", help="fail if a test is skipped for another reason")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "network: uses the package index; skips with the reason if it cannot")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Says why tests were skipped; with --only-expected-skips, any other reason fails the run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not session.config.getoption("only_expected_skips"):
+        return
+    reasons = Counter(_reason(report) for report in reporter.stats.get("skipped", []))
+    reporter.write_line(f"\n{reasons.total()} tests skipped")
+    for reason, count in sorted(reasons.items()):
+        expected = EXPECTED_SKIPS.fullmatch(reason) is not None
+        reporter.write_line(f"  {count} {'as expected' if expected else 'UNEXPECTED'}: {reason}")
+        if not expected and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    assert isinstance(report.longrepr, tuple)
+    return str(report.longrepr[2]).removeprefix("Skipped: ").partition("\n")[0]
 
 
 @pytest.fixture(autouse=True)

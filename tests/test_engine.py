@@ -441,8 +441,7 @@ Start = Callable[..., Engine]
 def start(request: pytest.FixtureRequest, random_model: Path) -> Iterator[Start]:
     """Starts engines on one backend: `start(max_tokens=…, max_sequences=…, kv_blocks=…, …)`."""
     chosen = backend(request.param)
-    if not chosen.availability().usable:
-        pytest.skip(chosen.availability().reason)
+    assert chosen.availability().usable, chosen.availability().reason
     engines: list[Engine] = []
     threads_before = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are too small for more

@@ -41,8 +41,8 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=sorted(BACKENDS))
 def llm(request: pytest.FixtureRequest, chat_model: Path) -> Iterator[LLM]:
-    if not backend(request.param).availability().usable:
-        pytest.skip(backend(request.param).availability().reason)
+    availability = backend(request.param).availability()
+    assert availability.usable, availability.reason
     torch.set_num_threads(1)  # the tensors are too small for more
     with LLM(chat_model, backend=request.param, context=256) as llm:
         yield llm

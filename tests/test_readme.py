@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,9 +70,29 @@ def test_the_python_example_runs_as_far_as_it_can_without_a_model(tmp_path: Path
     assert "smollm2:135m is not installed" in done.stderr.replace("'", "").replace('"', ""), done.stderr
 
 
-def test_ci_finds_the_test_command() -> None:
-    script = (ROOT / ".ci" / "run").read_text()
-    command = re.search(r"eval \"\$\((.*)\)\"", script)
-    assert command is not None
-    found = subprocess.run(["bash", "-c", command[1]], capture_output=True, text=True, cwd=ROOT, check=True).stdout
-    assert found.strip() == "pip install '.[dev]' && scripts/check"
+def ci(folder: Path, readme: str) -> subprocess.CompletedProcess[str]:
+    """.ci/run in a checkout with that README, and with a python3 that only pretends to make an environment."""
+    (folder / ".ci").mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
+    (folder / "README.md").write_text(readme)
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python3").write_text("#!/bin/sh\n")
+    (folder / "bin" / "python3").chmod(0o755)
+    environment = os.environ | {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    return subprocess.run([folder / ".ci" / "run"], capture_output=True, text=True, env=environment, check=False)
+
+
+def test_ci_runs_the_test_command_of_the_readme(tmp_path: Path) -> None:
+    before, marker, after = README.partition("<!-- test-command -->")
+    assert marker
+    command = "pip install '.[dev]' && scripts/check"
+    assert after.startswith(f"\n```sh\n{command}\n```\n")
+    done = ci(tmp_path / "same", README.replace(command, 'echo "$PYTEST_ADDOPTS"; pwd'))
+    assert done.stdout == f"--only-expected-skips\n{tmp_path / 'same'}\n", done.stderr
+    assert done.returncode == 0
+    for failing in ("false && true", "false; true", "exit 3"):
+        assert ci(tmp_path / failing.replace(" ", ""), README.replace(command, failing)).returncode != 0
+    lost = ci(tmp_path / "lost", before + after)
+    assert lost.returncode == 1
+    assert "names no test command" in lost.stderr
+    assert lost.stdout == ""
