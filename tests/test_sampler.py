@@ -263,6 +263,17 @@ def test_broken_logits_are_an_error(value: float, words: str, temperature: float
         draw(logits, temperature=temperature)
 
 
+def test_a_hint_blames_the_penalties_only_if_there_are_any() -> None:
+    seen = array("i", range(100))
+    with pytest.raises(LocalInferError) as caught:
+        draw(np.full(100, 1e30, np.float32), repetition_penalty=1e-9, seen=seen)
+    assert "penalties may be too large" in caught.value.hint
+    with pytest.raises(LocalInferError) as caught:
+        draw(np.full(100, np.nan, np.float32))
+    assert "penalties" not in caught.value.hint
+    assert "`localinfer pull NAME --verify`" in caught.value.hint
+
+
 def test_a_row_without_any_token_is_an_error() -> None:
     with pytest.raises(LocalInferError, match="above -inf"):
         draw(np.full(100, -np.inf, np.float32))

@@ -16,6 +16,11 @@ _ERRORS = {
     -3: "a token id, count or temperature is out of range",
     -4: "the logits contain +inf",
 }
+_DAMAGED = (
+    "the model file may be damaged, or its weights may overflow; `localinfer pull NAME --verify` checks a file "
+    "that was pulled"
+)
+_PENALTIES = f"the penalties may be too large; or {_DAMAGED}"
 
 
 @cache
@@ -123,10 +128,8 @@ class NativeSampler:
             ctypes.byref(logprob) if with_logprob else None,
         )
         if token < 0:
-            raise LocalInferError(
-                f"no token can be drawn: {_ERRORS[token]}",
-                "the model file may be damaged, or its weights may overflow; `localinfer verify` checks a download",
-            )
+            penalized = (repetition_penalty, presence_penalty, frequency_penalty) != (1, 0, 0)
+            raise LocalInferError(f"no token can be drawn: {_ERRORS[token]}", _PENALTIES if penalized else _DAMAGED)
         return token, logprob.value if with_logprob else None
 
     def kept(self) -> list[tuple[int, float]]:
