@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from conftest import cache_folder
-from localinfer.errors import FormatError, LocalInferError
+from localinfer.errors import LocalInferError
 from localinfer.hub import huggingface, package_index, store
 from localinfer.hub.catalog import CATALOG, Entry, HubFile, WheelMember, Wheels
 from localinfer.hub.folders import config_folder, models_folder
@@ -129,6 +129,12 @@ def test_resolve_takes_paths_and_installed_names(tmp_path: Path, monkeypatch: py
         store.resolve(tmp_path)
     with pytest.raises(LocalInferError, match=r"no file .*b\.gguf"):
         store.resolve(tmp_path / "b.gguf")
+    with pytest.raises(LocalInferError, match="name of the model is empty"):
+        store.resolve("")
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for special in (tmp_path / "pipe.gguf", "/dev/null"):
+        with pytest.raises(LocalInferError, match="is no regular file"):
+            store.resolve(special)
     with pytest.raises(LocalInferError) as caught:
         store.resolve("smollm2:135m")
     assert caught.value.hint == "localinfer pull smollm2:135m"
@@ -149,14 +155,14 @@ def test_no_name_leads_out_of_the_store(name: str) -> None:
 
 def test_list_and_remove(without_pip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog(monkeypatch, ENTRY)
-    assert store.installed() == []
+    assert store.installed().models == []
     model = pull("tiny:1m")
     (models_folder() / "stray.gguf").write_bytes(b"a file that somebody put there")
-    assert store.installed() == [model]
+    assert store.installed().models == [model]
     assert (model.name, model.sha256, model.size) == ("tiny:1m", SHA256, len(CONTENT))
     assert store.resolve("tiny:1m") == model.path
     assert store.remove("tiny:1m") > len(CONTENT)
-    assert store.installed() == []
+    assert store.installed().models == []
     assert leftovers() == []
     with pytest.raises(LocalInferError, match="not installed"):
         store.remove("tiny:1m")
@@ -167,8 +173,15 @@ def test_an_unreadable_record_is_an_error_that_names_it(record: str) -> None:
     folder = models_folder() / "broken"
     folder.mkdir(parents=True)
     (folder / store.RECORD).write_text(record, encoding="latin-1")
-    with pytest.raises(FormatError, match=r"broken/record\.json"):
-        store.installed()
+    good = models_folder() / "good"
+    good.mkdir()
+    (good / "good.gguf").write_bytes(b"x")
+    store.write_record(good, store.Installed("good", good / "good.gguf", "a test", SHA256, 1, "now"))
+    models, problems = store.installed()
+    assert [model.name for model in models] == ["good"]
+    assert "broken/record.json" in problems[0].message
+    (good / "good.gguf").unlink()
+    assert [problem.message for problem in store.installed().problems][1:] == [f"{good / 'good.gguf'} is missing"]
     with pytest.raises(LocalInferError, match="no model nonsense"):
         store.resolve("nonsense")
     store.remove("broken")
@@ -253,7 +266,7 @@ def test_a_wrong_wheel_leaves_nothing_behind(
     spoil(without_pip)
     with pytest.raises(LocalInferError, match=message):
         pull("tiny:1m")
-    assert store.installed() == []
+    assert store.installed().models == []
     assert leftovers() == []
 
 
@@ -378,7 +391,7 @@ def test_an_interrupted_pull_leaves_no_model_and_the_next_works(
         read_until(process, "unpacked")
         process.send_signal(how)
         process.communicate(timeout=20)
-    assert store.installed() == []
+    assert store.installed().models == []
     assert bool(leftovers()) == (how == signal.SIGKILL), "Ctrl-C cleans up; after kill -9 the next pull does"
     assert pull("tiny:1m").path.read_bytes() == CONTENT
     assert leftovers() == []

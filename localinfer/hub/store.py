@@ -48,13 +48,30 @@ def model_file(name: str) -> Path | None:
     return Path(files[0]) if len(files) == 1 else None
 
 
-def installed() -> list[Installed]:
-    """Everything in the store, by name. A folder whose record is missing or unreadable is a FormatError."""
+class Contents(NamedTuple):
+    """What is in the store: models by name, and what is wrong with folders that hold none that can be used."""
+
+    models: list[Installed]
+    problems: list[FormatError]
+
+
+def installed() -> Contents:
+    """Everything in the store. A folder that is broken hides no other."""
     try:
         folders = sorted(entry.path for entry in os.scandir(models_folder()) if _is_model(entry))
     except FileNotFoundError:
-        return []
-    return sorted((read_record(Path(folder)) for folder in folders), key=lambda model: model.name)
+        folders = []
+    found = Contents([], [])
+    for folder in folders:
+        try:
+            model = read_record(Path(folder))
+            if not model.path.is_file():
+                raise FormatError(f"{model.path} is missing", f"localinfer rm {model.name}, and pull it again")
+            found.models.append(model)
+        except FormatError as error:
+            found.problems.append(error)
+    found.models.sort(key=lambda model: model.name)
+    return found
 
 
 def _is_model(entry: os.DirEntry[str]) -> bool:
@@ -98,11 +115,15 @@ def write_record(folder: Path, model: Installed) -> None:
 def resolve(name_or_path: str | os.PathLike[str]) -> Path:
     """The model file meant by a path or an installed name; LocalInferError says what there is otherwise."""
     text = os.fspath(name_or_path)
+    if not text:
+        raise LocalInferError("the name of the model is empty", _alternatives())
     path = Path(text).expanduser()
     if path.is_file():
         return path
     if path.is_dir():
         raise LocalInferError(f"{text} is a folder, not a model file", "name the .gguf file in it")
+    if path.exists():
+        raise LocalInferError(f"{text} is no regular file", "a model is mapped into memory: copy it to a file first")
     if os.sep in text or text.endswith(".gguf"):
         raise LocalInferError(f"there is no file {text}", "check the path; `localinfer list` shows installed models")
     if found := model_file(text):
@@ -130,8 +151,5 @@ def remove(name: str) -> int:
 def _alternatives() -> str:
     from localinfer.hub.catalog import CATALOG
 
-    try:
-        have = ", ".join(model.name for model in installed()) or "nothing"
-    except FormatError as error:
-        have = f"unknown ({error.message})"
+    have = ", ".join(model.name for model in installed().models) or "nothing"
     return f"installed: {have}; can be pulled: {', '.join(CATALOG)}; a path to a .gguf file works too"
