@@ -425,6 +425,20 @@ def test_the_download_that_was_agreed_to_is_tried() -> None:
         assert terminal.end() == 1
 
 
+def test_a_local_file_is_taken_before_a_download_is_offered(scripted: str, tmp_path: Path) -> None:
+    (tmp_path / "smollm2:135m").symlink_to(scripted)
+    command = [sys.executable, "-m", "localinfer", "chat", "smollm2:135m"]
+    done = subprocess.run(command, input=b"hi\n", cwd=tmp_path, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout.decode(), done.stderr) == (0, "Hello, wide 🌍!\n", b"")
+
+
+def test_a_chat_refuses_a_system_message_in_another_encoding(scripted: str) -> None:
+    command = [sys.executable, "-m", "localinfer", "chat", scripted, "--system", b"Gr\xfc\xdfe"]
+    done = subprocess.run(command, input=b"hi\n", capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"error: --system is not valid UTF-8")
+
+
 # --- the chat at a pipe ------------------------------------------------------------------------------------------
 
 

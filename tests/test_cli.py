@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from localinfer import __version__
@@ -103,6 +106,12 @@ def test_the_application_in_typers_own_runner() -> None:
         (["pull", "a", "b"], "extra argument", "localinfer pull --help"),
         (["bench", "x", "--rounds", "0"], "--rounds", "localinfer bench --help"),
         (["bench", "x", "--depth", "1,a"], "--depth takes token counts", "localinfer bench --help"),
+        (
+            ["bench", "x", "--prompt", "99999999999999"],
+            "--prompt is 99999999999999, but at most",
+            "localinfer bench --help",
+        ),
+        (["run", "x", "y", "--max-tokens", "9" * 5000], "'--max-tokens'", "localinfer run --help"),
         (["bench", "x", "--decode", "-5"], "--decode takes token counts", "localinfer bench --help"),
         (["bench", "x", "--kv-type", "f8"], "--kv-type", "localinfer bench --help"),
     ],
@@ -119,7 +128,15 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str], message: str, h
 
 @pytest.mark.parametrize(
     "arguments",
-    [["pull", "nonsense"], ["rm", "nonsense"], ["show", "nonsense"], ["show", "none.gguf"], ["bench", "smollm2:135m"]],
+    [
+        ["pull", "nonsense"],
+        ["rm", "nonsense"],
+        ["show", ""],
+        ["show", "/dev/null"],
+        ["show", "nonsense"],
+        ["show", "none.gguf"],
+        ["bench", "smollm2:135m"],
+    ],
 )
 def test_an_explained_error_exits_with_1(arguments: list[str], capsys: Capture) -> None:
     assert execute(arguments) == 1
@@ -165,6 +182,61 @@ def test_a_reader_that_leaves_is_no_error(scripted: str) -> None:
         assert process.wait(30) == 1
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("shell", "code", "message"),
+    [
+        ("run MODEL hi >&-", 1, "error: standard output cannot be written: Bad file descriptor"),
+        ("--help >&-", 1, "error: standard output cannot be written: Bad file descriptor"),
+        ("run MODEL hi >/dev/full", 1, "error: standard output cannot be written: No space left on device"),
+        ("--help >/dev/full", 1, "error: standard output cannot be written: No space left on device"),
+        ("show MODEL --json >/dev/full", 1, "error: standard output cannot be written: No space left on device"),
+        ("chat MODEL <&-", 0, ""),
+        ("run MODEL hi <&- >&- 2>&-", 1, ""),
+        ("list >&- 2>&-", 0, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full(
+    shell: str, code: int, message: str, unbuffered: str, scripted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "/dev/full" in shell and not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    command = f'exec "{sys.executable}" -m localinfer {shell.replace("MODEL", scripted)}'
+    done = subprocess.run(["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.decode().rstrip("\n")) == (code, b"", message)
+
+
+COMMAND_NAMED = re.compile(r"(?:^|`|, or |; )localinfer ((?:--help|[a-z]+)[^`;,]*)")
+PROSE = {"met"}  # behind the name of the program, but no command
+
+
+def named_commands() -> list[tuple[str, str]]:
+    """Every command line that a message or hint names: where, and the words behind `localinfer`."""
+    found = []
+    for folder in ("localinfer", "kernels", "models"):
+        for path in sorted((Path(__file__).parents[1] / folder).rglob("*.py")):
+            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+            docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+            for node in nodes:
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                    found += [(f"{path.name}:{node.lineno}", m[1]) for m in COMMAND_NAMED.finditer(node.value)]
+    return [(where, line) for where, line in found if line.split()[0] not in PROSE]
+
+
+def test_every_command_that_a_message_names_exists() -> None:
+    found = named_commands()
+    assert {"pull NAME --verify", "doctor", "list"} <= {line for _, line in found}
+    for where, line in found:
+        name, *rest = line.split()
+        assert name in COMMANDS or name.startswith("--"), f"{where} names `localinfer {line}`"
+        if name in COMMANDS:
+            command = typer.main.get_command(build_app(name)).commands[name]  # type: ignore[attr-defined]
+            options = {"--help", *(option for parameter in command.params for option in parameter.opts)}
+            for word in rest:
+                assert not word.startswith("--") or word in options, f"{where} names `localinfer {line}`"
+
+
 # --- list, show, doctor, bench -----------------------------------------------------------------------------------
 
 
@@ -190,6 +262,16 @@ def test_list_tells_what_is_there(scripted: str, capsys: Capture) -> None:
     assert listed["installed"][0]["path"] == str(path)
     assert {entry["name"] for entry in listed["available"]} == {"smollm2:135m", "gemma3:270m"}
     assert execute(["show", "mine"]) == 0
+    (models_folder() / "broken").mkdir()
+    capsys.readouterr()
+    assert execute(["list"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"name\tsize\tpath\nmine\t5 B\t{path}\n"
+    assert "not usable: " in captured.err
+    assert "broken/record.json cannot be read" in captured.err
+    assert execute(["list", "--json"]) == 0
+    assert "broken" in json.loads(capsys.readouterr().out)["problems"][0]["message"]
+    assert execute(["rm", "broken"]) == 0
     assert execute(["rm", "mine"]) == 0
     assert not path.exists()
 
@@ -325,6 +407,13 @@ def test_run_without_a_template_continues_the_text(base_model: str, scripted: st
         (["x", "--top-p", "high"], b"", 2, "--top-p"),
         (["x", "--backend", "gpu"], b"", 1, "there is no backend 'gpu'"),
         (["x", "--context", "1"], b"", 1, "context is 1, but must be"),
+        (["x", "--context", "68719484928"], b"", 1, "context is 68719484928, but must be"),
+        (["x", "--threads", "4294967298"], b"", 1, "threads is 4294967298, but must be"),
+        (["x", "--seed", "-1"], b"", 1, "seed is -1, but must be"),
+        (["x", "--seed", str(2**64)], b"", 1, "seed is 18446744073709551616, but must be"),
+        (["Gr\udcfc\udcdfe"], b"", 1, "the prompt is not valid UTF-8"),
+        (["x", "--system", "Gr\udcfc\udcdfe"], b"", 1, "--system is not valid UTF-8"),
+        (["x", "--stop", "\udcff"], b"", 1, "--stop is not valid UTF-8"),
         ([], b"Gr\xfc\xdfe", 1, "standard input is not valid UTF-8 at byte 2"),
     ],
 )

@@ -153,6 +153,8 @@ def _lengths(option: str, text: str) -> list[int]:
         values = [int(part) for part in text.split(",")]
     except ValueError:
         values = [-1]
-    if min(values) < 0 or max(values) >= 2**31:
+    if min(values) < 0:
         raise typer.BadParameter(f"{option} takes token counts separated by commas, for example 0,4096; not {text!r}")
+    if max(values) >= 2**31:
+        raise typer.BadParameter(f"{option} is {max(values)}, but at most {2**31 - 1} tokens can be counted")
     return values

@@ -1,11 +1,12 @@
 """`localinfer chat [NAME]`"""
 
+import os
 import sys
 from typing import Annotated, Any
 
 import typer
 
-from localinfer.cli.options import Backend, Context, KvType, Template, Threads, with_sampling
+from localinfer.cli.options import Backend, Context, KvType, Template, Threads, refuse_other_encodings, with_sampling
 from localinfer.cli.output import aside, ask
 from localinfer.errors import LocalInferError, UnsupportedError
 
@@ -32,6 +33,7 @@ def command(
     Type /help in the chat for its commands. If standard input is not a terminal, each line is a message, and answers
     are separated by newlines.
     """
+    refuse_other_encodings(**{"--system": system})
     name = model or DEFAULT_MODEL
     _pull_if_needed(name, yes)
     from localinfer.cli.chat_session import Session
@@ -59,7 +61,7 @@ def _pull_if_needed(name: str, yes: bool) -> None:
     """Offers to pull a model of the catalog that is not installed."""
     from localinfer.hub.store import model_file
 
-    if model_file(name) is not None:
+    if model_file(name) is not None or os.path.exists(name):
         return
     from localinfer.cli.output import size
     from localinfer.cli.pull import pull_model

@@ -10,6 +10,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from localinfer.cli.output import OutputError, StandardOutput, error
+
 if TYPE_CHECKING:
     import typer
 
@@ -31,10 +33,14 @@ def main() -> NoReturn:
     """The entry point."""
     # Imports make many objects and no garbage; whoever loads a model switches the collector on again.
     gc.disable()
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A pipe or a file gets UTF-8 whatever the locale; a terminal gets what it can show.
             stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
+    # A terminal does not fill up, and input() loses a Ctrl-C that comes while it flushes a stream written in Python.
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.isatty():
+        sys.stdout = StandardOutput(sys.stdout)
     sys.exit(execute(sys.argv[1:]))
 
 
@@ -46,16 +52,48 @@ def execute(arguments: list[str]) -> int:
         return code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has enough. Python would complain about it once more while it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read our output has enough
+        _discard_output()
         return 1
+    except OutputError as problem:
+        _discard_output()
+        error(problem.message)
+        return problem.exit_code
+    except Exception:
+        _ask_for_report()
+        raise
+
+
+def _open_closed_streams() -> None:
+    """Opens what the shell closed (`<&-`), else the next file that we open would take its place.
+
+    Input is then empty, messages go nowhere, and writing to standard output fails.
+    """
+    for number, name, mode, flags in (
+        (0, "stdin", "r", os.O_RDONLY),
+        (1, "stdout", "w", os.O_RDONLY),
+        (2, "stderr", "w", os.O_WRONLY),
+    ):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, flags)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", errors="replace", closefd=False))
+
+
+def _discard_output() -> None:
+    """Else Python would complain about the rest once more while it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _ask_for_report() -> None:
+    print("localinfer met something it did not foresee. Please report it, with what follows:", file=sys.stderr)
 
 
 def _execute(arguments: list[str]) -> int:
     import typer
 
-    from localinfer.cli.output import error
     from localinfer.cli.quick import skip_needless_checks
     from localinfer.errors import LocalInferError
 
@@ -68,6 +106,8 @@ def _execute(arguments: list[str]) -> int:
         skip_needless_checks(command.commands[wanted], import_module(COMMANDS[wanted]).command)
     try:
         return command.main(arguments, prog_name="localinfer", standalone_mode=False) or 0
+    except OutputError:
+        raise
     except LocalInferError as problem:
         error(problem.message, problem.hint)
         return problem.exit_code
@@ -78,11 +118,6 @@ def _execute(arguments: list[str]) -> int:
         return USAGE_ERROR
     except typer.Abort:
         return INTERRUPTED
-    except (KeyboardInterrupt, BrokenPipeError):
-        raise
-    except Exception:
-        print("localinfer met something it did not foresee. Please report it, with what follows:", file=sys.stderr)
-        raise
 
 
 def build_app(wanted: str = "") -> "typer.Typer":

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from localinfer.errors import LocalInferError
+
 Model = Annotated[str, typer.Argument(help="An installed model, or the path of a .gguf file.", show_default=False)]
 Context = Annotated[
     int | None,
@@ -47,6 +49,7 @@ def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
         given = {name: value for name in _SAMPLING if (value := values.pop(name)) not in (None, [])}
         if "stop" in given:
             given["stop"] = tuple(given["stop"])
+            refuse_other_encodings(**{"--stop": "".join(given["stop"])})
         command(**values, sampling=given)
 
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "sampling"]
@@ -67,3 +70,11 @@ def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_options
+
+
+def refuse_other_encodings(**texts: str) -> None:
+    """LocalInferError for a text whose bytes on the command line were no UTF-8, by the name that it is given by."""
+    for name, text in texts.items():
+        # Python hands such a byte over as a lone surrogate (PEP 383).
+        if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+            raise LocalInferError(f"{name} is not valid UTF-8", "iconv converts texts of other encodings")

@@ -1,9 +1,12 @@
 """What goes to the terminal. Data goes to standard output; everything said about it goes to standard error."""
 
+import io
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
+
+from localinfer.errors import LocalInferError
 
 # Text from models and files may hold control characters, and a terminal obeys them. They are shown by their
 # pictures instead: C0 as U+2400 and on, DEL as U+2421, C1 (which some terminals obey too) as U+FFFD. Marks that
@@ -11,6 +14,39 @@ from typing import Any, TextIO
 _HARMLESS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
 _HARMLESS |= {0x0D: None, 0x7F: 0x2421}  # type: ignore[dict-item]
 _HARMLESS |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
+
+
+class OutputError(LocalInferError):
+    """Standard output cannot be written: the disk is full, or the shell closed it."""
+
+
+class StandardOutput(io.TextIOWrapper):
+    """Standard output whose failures can be told from those of other files. A reader that left is no failure."""
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        settings = {"encoding": stream.encoding, "errors": stream.errors}
+        flushing = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+        super().__init__(stream.detach(), **settings, **flushing)  # type: ignore[arg-type]
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            raise _explained(error) from error
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            raise _explained(error) from error
+
+
+def _explained(error: OSError) -> Exception:
+    return (
+        error
+        if isinstance(error, BrokenPipeError)
+        else OutputError(f"standard output cannot be written: {error.strerror}")
+    )
 
 
 def harmless(text: str) -> str:

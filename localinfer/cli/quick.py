@@ -38,7 +38,7 @@ def _shortcut(parameter: Any, checked: Callable[[Any, Any], Any], kinds: tuple[A
         if isinstance(value, str):
             if str in kinds:
                 return value
-            if int in kinds and value.isascii() and value.isdigit():
+            if int in kinds and value.isascii() and value.isdigit() and len(value) < 20:
                 return int(value)
             if float in kinds and value.isascii() and value.replace(".", "", 1).isdigit():
                 return float(value)

@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localinfer.cli.options import Backend, Context, Json, KvType, Model, Template, Threads, with_sampling
+from localinfer.cli.options import (
+    Backend,
+    Context,
+    Json,
+    KvType,
+    Model,
+    Template,
+    Threads,
+    refuse_other_encodings,
+    with_sampling,
+)
 from localinfer.cli.output import aside, emit, emit_json, note
 
 if TYPE_CHECKING:
@@ -46,6 +56,7 @@ def command(
         raise typer.BadParameter("--special goes with --raw only: a chat template writes the special tokens itself")
     if system and raw:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
+    refuse_other_encodings(**{"the prompt": prompt, "--system": system})
     text = _read_prompt(prompt)
     from localinfer.cli.interrupt import interrupt_ends
     from localinfer.cli.loading import load_model
