@@ -318,8 +318,9 @@ class LLM:
 
     def cancel(self) -> None:
         """Ends every answer that is under way. May be called from any thread, and from a signal handler."""
-        for stream in self._streams.values():
-            stream.cancel()
+        for reference in self._streams.valuerefs():  # a copy: another thread may be starting an answer
+            if (stream := reference()) is not None:
+                stream.cancel()
 
     def close(self) -> None:
         """Gives the memory back; nothing can be asked afterwards."""

@@ -1,0 +1,157 @@
+"""Several models at the same time, each used by a thread of its own, all of them on one pool of threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from localinfer import LLM, SamplingParams
+from tiny_models import by_name, write_gguf
+
+PROMPTS = [[1, *range(5, 70)], [1, *range(200, 120, -1)]]
+PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=60, ignore_eos=True)
+ROUNDS = 6
+PATIENCE = 120  # seconds after which something hangs, also under a sanitizer
+
+Tokens = tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models of different widths, depths and weight types."""
+    folder = tmp_path_factory.mktemp("threads")
+    return [
+        write_gguf(by_name("llama"), folder / "llama.gguf", "Q8_0"),
+        write_gguf(by_name("gemma3"), folder / "gemma3.gguf", "F32"),
+    ]
+
+
+def load(path: Path, threads: int = 2) -> LLM:
+    return LLM(path, context=256, threads=threads, prefix_cache=False)
+
+
+def answer(llm: LLM, prompt: list[int]) -> Tokens:
+    return llm.generate(prompt, PARAMS).tokens
+
+
+@pytest.fixture(scope="module")
+def alone(paths: list[Path]) -> list[Tokens]:
+    """What each model answers to its prompt with one thread and nothing beside it."""
+    answers = []
+    for path, prompt in zip(paths, PROMPTS, strict=True):
+        with load(path, threads=1) as llm:
+            answers.append(answer(llm, prompt))
+    assert all(len(set(tokens)) > 10 for tokens in answers)
+    return answers
+
+
+@pytest.fixture
+def models(paths: list[Path]) -> Iterator[list[LLM]]:
+    loaded = [load(path) for path in paths]
+    yield loaded
+    for llm in loaded:
+        llm.close()
+
+
+def at_the_same_time(*jobs: Callable[[], None]) -> None:
+    """Runs each in a thread; their first error is raised here, and a hang is a failure."""
+    errors: list[BaseException] = []
+    start = threading.Barrier(len(jobs))
+
+    def run(job: Callable[[], None]) -> None:
+        try:
+            start.wait(PATIENCE)
+            job()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+    if errors:
+        raise errors[0]
+
+
+def answers_stay(llm: LLM, prompt: list[int], expected: Tokens, rounds: int = ROUNDS) -> Callable[[], None]:
+    def job() -> None:
+        for _ in range(rounds):
+            assert answer(llm, prompt) == expected
+
+    return job
+
+
+def test_two_models_answer_as_each_alone(models: list[LLM], alone: list[Tokens]) -> None:
+    at_the_same_time(*map(answers_stay, models, PROMPTS, alone))
+
+
+def test_a_model_is_loaded_and_closed_while_another_answers(paths: list[Path], alone: list[Tokens]) -> None:
+    done = threading.Event()
+    loads = 0
+
+    def keep_loading() -> None:
+        nonlocal loads
+        while not done.is_set() or loads < 3:
+            with load(paths[1]) as other:
+                assert other.generate(PROMPTS[1], PARAMS, max_tokens=2).tokens == alone[1][:2]
+            loads += 1
+
+    with load(paths[0]) as llm:
+        stay = answers_stay(llm, PROMPTS[0], alone[0])
+
+        def keep_answering() -> None:
+            try:
+                stay()
+            finally:
+                done.set()
+
+        at_the_same_time(keep_answering, keep_loading)
+    assert loads >= 3
+
+
+def test_cancelling_one_answer_leaves_the_other(models: list[LLM], alone: list[Tokens]) -> None:
+    underway, over = threading.Event(), threading.Event()
+    cancelled: list[Tokens] = []
+    llm, prompt = models[0], PROMPTS[0]
+
+    def be_cancelled() -> None:
+        try:
+            for _ in range(5 * ROUNDS):  # on a busy machine a cancel may come after the last token
+                underway.clear()
+                with llm.stream(prompt, PARAMS, max_tokens=190) as stream:
+                    for _ in stream:
+                        underway.set()
+                if stream.completion.finish_reason == "cancelled":
+                    cancelled.append(stream.completion.tokens)
+                if len(cancelled) == ROUNDS:
+                    break
+        finally:
+            over.set()
+            underway.set()
+
+    def cancel() -> None:
+        while not over.is_set():
+            assert underway.wait(PATIENCE)
+            llm.cancel()
+
+    at_the_same_time(be_cancelled, cancel, answers_stay(models[1], PROMPTS[1], alone[1]))
+    assert len(cancelled) == ROUNDS
+    assert answer(llm, prompt) == alone[0]
+    longest = max(cancelled, key=len)
+    assert all(longest[: len(tokens)] == tokens for tokens in cancelled)
+    assert longest[: len(alone[0])] == alone[0][: len(longest)]
+
+
+def test_more_threads_than_cores_finish_with_the_same_tokens(paths: list[Path], alone: list[Tokens]) -> None:
+    """Barriers that only spin would take minutes here."""
+
+    def job() -> None:
+        with load(paths[0], threads=8) as llm:
+            assert answer(llm, PROMPTS[0]) == alone[0]
+
+    at_the_same_time(job)
