@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants as hub_constants
 
 from conftest import cache_folder
 from localinfer.errors import LocalInferError
@@ -419,6 +420,7 @@ class FakeHub:
         self.content, self.etag, self.status = content, etag, status
         self.announced = len(content)
         self.requests: list[str] = []
+        self.tokens: set[str] = set()
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -430,11 +432,14 @@ class FakeHub:
 
             def answer(self, body: bool) -> None:
                 hub.requests.append(f"{self.command} {self.path}")
+                hub.tokens.add(self.headers.get("Authorization", ""))
                 if not self.path.startswith("/storage"):
                     self.send_response(hub.status)
-                    self.send_header("Location", "/storage/tiny")
-                    if hub.etag:
-                        self.send_header("X-Linked-ETag", f'"{hub.etag}"')
+                    # Another host: the library follows redirects within one by itself.
+                    self.send_header("Location", f"http://localhost:{hub.server.server_address[1]}/storage/tiny")
+                    self.send_header("X-Repo-Commit", "1" * 40)
+                    self.send_header("X-Linked-ETag", f'"{hub.etag}"')
+                    self.send_header("X-Linked-Size", str(hub.announced))
                     self.send_header("Content-Length", "0")
                     self.end_headers()
                     return
@@ -457,11 +462,14 @@ class FakeHub:
 
 
 @pytest.fixture
-def hub(without_pip: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+def hub(without_pip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A hub that has the tiny model, and the package index as the source behind it."""
     fake = FakeHub()
     monkeypatch.setenv("HF_ENDPOINT", fake.url + "/")
     monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", False)  # as it was when it was imported
+    monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+    monkeypatch.setenv("HF_TOKEN", "secret")
     catalog(monkeypatch, replace(ENTRY, sources=(HUB, WHEELS)))
     yield fake
     fake.server.shutdown()
@@ -475,9 +483,23 @@ def test_the_hub_is_asked_first(hub: FakeHub) -> None:
     assert model.path.read_bytes() == CONTENT
     assert model.source == str(HUB)
     path = "/someone/tiny/resolve/main/tiny%20model.gguf"
-    assert hub.requests == [f"HEAD {path}", "HEAD /storage/tiny", f"GET {path}", "GET /storage/tiny"]
+    assert set(hub.requests) <= {f"HEAD {path}", f"GET {path}", "GET /storage/tiny"}
+    assert hub.requests[-1] == "GET /storage/tiny"
+    assert "Bearer secret" in hub.tokens
     assert report.steps[-1] == ("tiny.gguf", len(CONTENT), len(CONTENT))
     assert not any("not from" in line for line in report.said)
+
+
+def test_what_the_hubs_cache_has_is_not_fetched(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = tmp_path / "hub-cache" / "models--someone--tiny" / "snapshots" / ("1" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / HUB.file).write_bytes(CONTENT)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("1" * 40)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model = pull("tiny:1m")
+    assert (model.path.read_bytes(), model.source) == (CONTENT, str(HUB))
+    assert hub.requests == []
 
 
 def another_hash(hub: FakeHub) -> None:
@@ -490,7 +512,7 @@ def wrong_bytes(hub: FakeHub) -> None:
 
 def wrong_bytes_and_no_hash(hub: FakeHub) -> None:
     wrong_bytes(hub)
-    hub.etag = ""
+    hub.etag = "5d41402abc4b2a76b9719d911017c592"  # small files have another kind
 
 
 def broken_connection(hub: FakeHub) -> None:
@@ -514,9 +536,9 @@ def endless_redirects(hub: FakeHub) -> None:
         (another_hash, f"is another file: sha256 {'0' * 64}"),
         (wrong_bytes, "it is another file"),
         (wrong_bytes_and_no_hash, "it is another file"),
-        (broken_connection, "connection broke off|incomplete"),
+        (broken_connection, "cannot be reached"),
         (not_found, "answers 404"),
-        (endless_redirects, "answers 302"),
+        (endless_redirects, "Exceeded"),
     ],
 )
 def test_what_the_hub_cannot_give_comes_from_the_index(
@@ -528,7 +550,7 @@ def test_what_the_hub_cannot_give_comes_from_the_index(
     assert model.path.read_bytes() == CONTENT
     assert model.source == str(WHEELS)
     (said,) = [line for line in report.said if "not from" in line]
-    assert any(part in said for part in message.split("|")), said
+    assert message in said
     if spoil is another_hash:
         assert not any(r.startswith("GET") for r in hub.requests), "a file known to be another is not fetched"
 

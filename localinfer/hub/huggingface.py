@@ -1,98 +1,112 @@
-"""One file from the Hugging Face hub, over plain HTTP.
+"""One file from the Hugging Face hub, through its own library: its token, cache, and HF_ENDPOINT hold here too.
 
-The hub answers a request for a large file with a redirect to its storage, and names the file's sha256 in that
-answer (`X-Linked-ETag`). So a file that is not the wanted one is known before any of it is fetched.
+The hub names a large file's sha256 before it sends it, so a file that is not the wanted one is known before any of it
+is fetched.
 """
 
 from __future__ import annotations
 
-import http.client
+import errno
 import os
 import threading
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from localinfer.errors import LocalInferError
 from localinfer.hub.catalog import Entry, HubFile
-from localinfer.hub.report import Report
+from localinfer.hub.report import Report, largest_file
 
 PROBE_SECONDS = 3.0  # per connection attempt
 PROBE_LIMIT_SECONDS = 5.0  # for all of it, name look-up included, which no socket timeout covers
-STALL_SECONDS = 30.0
+POLL_SECONDS = 0.1
 CHUNK = 1 << 20
-_NETWORK_ERRORS = (OSError, http.client.HTTPException, ValueError)
+SHA256_DIGITS = 64
 
 
-def fetch(source: HubFile, entry: Entry, write: Callable[[bytes], object], report: Report) -> None:
-    """Streams the file into `write`. LocalInferError if the hub cannot be reached or has another file."""
+def fetch(source: HubFile, entry: Entry, folder: Path, write: Callable[[bytes], object], report: Report) -> None:
+    """Downloads the file into `folder`, or finds it in the hub's cache, and streams it into `write`.
+
+    LocalInferError if the hub cannot be reached or has another file.
+    """
+    path = _cached(source) or _download(source, entry, folder, report)
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            write(chunk)
+
+
+def _cached(source: HubFile) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(source.repository, source.file, revision=source.revision)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _download(source: HubFile, entry: Entry, folder: Path, report: Report) -> Path:
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise LocalInferError("not asked, because HF_HUB_OFFLINE is set")
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    # Read anew: the library keeps what stood there when it was imported.
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
-    quoted = (urllib.parse.quote(part) for part in (source.repository, source.revision, source.file))
-    url = "{}/{}/resolve/{}/{}".format(endpoint, *quoted)
-    offered = _probe(url)
-    if offered and offered != entry.sha256:
+    url = hf_hub_url(source.repository, source.file, revision=source.revision, endpoint=endpoint)
+    asking = _Thread(lambda: get_hf_file_metadata(url, token=None, timeout=PROBE_SECONDS, endpoint=endpoint))
+    if not asking.ended_within(PROBE_LIMIT_SECONDS):
+        raise LocalInferError(f"{url} cannot be reached: no answer within {PROBE_LIMIT_SECONDS:.0f} seconds")
+    offered = asking.result(url).etag or ""
+    if len(offered) == SHA256_DIGITS and offered.lower() != entry.sha256:
         raise LocalInferError(f"{url} is another file: sha256 {offered}, expected {entry.sha256}")
-    try:
-        answer = urllib.request.urlopen(url, timeout=STALL_SECONDS)
-    except _NETWORK_ERRORS as error:
-        raise _unreachable(url, error) from error
-    with answer:
-        done = 0
-        while True:
-            try:
-                chunk = answer.read(CHUNK)
-            except _NETWORK_ERRORS as error:
-                raise LocalInferError(f"the connection broke off after {done} bytes: {error}") from error
-            if not chunk:
-                return
-            write(chunk)
-            done += len(chunk)
-            report.progress(entry.file, done, entry.size)
+    fetching = _Thread(
+        lambda: hf_hub_download(
+            source.repository,
+            source.file,
+            revision=source.revision,
+            local_dir=folder / "hub",
+            endpoint=endpoint,
+            etag_timeout=PROBE_SECONDS,
+        )
+    )
+    while not fetching.ended_within(POLL_SECONDS):
+        report.progress(entry.file, min(largest_file(folder), entry.size), entry.size)
+    path = Path(fetching.result(url))
+    report.progress(entry.file, entry.size, entry.size)
+    return path
 
 
-def _probe(url: str) -> str:
-    """The sha256 that the hub names for the file, "" if it names none; an error within seconds otherwise."""
-    result: list[str | Exception] = []
+class _Thread:
+    """Runs a call of the library, which may take longer than we wait, and can then only be left behind."""
 
-    def ask() -> None:
-        headers = _FirstHeaders()
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._outcome: list[Any] = []
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
+        self._thread.start()
+
+    def _run(self, call: Callable[[], Any]) -> None:
         try:
-            request = urllib.request.Request(url, method="HEAD")
-            with urllib.request.build_opener(headers).open(request, timeout=PROBE_SECONDS) as answer:
-                result.append(headers.linked_etag or answer.headers.get("X-Linked-ETag", ""))
+            self._outcome.append(call())
         except Exception as error:  # handed to the thread that waits
-            result.append(error)
+            self._error = error
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(PROBE_LIMIT_SECONDS)
-    found = result[0] if result else TimeoutError(f"no answer within {PROBE_LIMIT_SECONDS:.0f} seconds")
-    if isinstance(found, Exception):
-        raise _unreachable(url, found) from found
-    return found.removeprefix("W/").strip('"').lower()
+    def ended_within(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
-
-class _FirstHeaders(urllib.request.HTTPRedirectHandler):
-    """Follows redirects and keeps the hash, which stands in the answer before the last."""
-
-    linked_etag = ""
-
-    def redirect_request(  # type: ignore[no-untyped-def]
-        self, req, fp, code, msg, headers, newurl
-    ) -> urllib.request.Request | None:
-        self.linked_etag = headers.get("X-Linked-ETag", "") or self.linked_etag
-        request = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if request is not None:
-            request.method = "HEAD"  # urllib turns a redirected HEAD into a GET before Python 3.13
-        return request
+    def result(self, url: str) -> Any:
+        """What the call returned; what it raised becomes a LocalInferError, unless it is the disk that is full."""
+        if self._error is None:
+            return self._outcome[0]
+        if isinstance(self._error, OSError) and self._error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES):
+            raise self._error
+        raise _explained(url, self._error) from self._error
 
 
-def _unreachable(url: str, error: Exception) -> LocalInferError:
-    if isinstance(error, urllib.error.HTTPError):
-        error.close()
-        return LocalInferError(f"{url} answers {error.code} {error.reason}")
-    reason = getattr(error, "reason", None) or error
-    return LocalInferError(f"{url} cannot be reached: {reason}")
+def _explained(url: str, error: Exception) -> LocalInferError:
+    response = getattr(error, "response", None)
+    if response is not None:
+        hint = "for a repository that asks for an account: hf auth login" if response.status_code in (401, 403) else ""
+        return LocalInferError(f"{url} answers {response.status_code}", hint)
+    words = (str(error) or type(error).__name__).splitlines()[0]
+    return LocalInferError(f"{url} cannot be reached: {words}")

