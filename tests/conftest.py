@@ -8,6 +8,7 @@ import re
 import socket
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     assert isinstance(report.longrepr, tuple)
     return str(report.longrepr[2]).removeprefix("Skipped: ").partition("\n")[0]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _away_from_the_sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes that tests start look in the current folder for packages: the repository's `localinfer` is not the
+    installed package and lacks its kernels and models.
+    """
+    with contextlib.chdir(tmp_path_factory.mktemp("elsewhere")):
+        yield
 
 
 @pytest.fixture(autouse=True)
