@@ -9,7 +9,8 @@ import threading
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import replace
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from localinfer.errors import FormatError, LocalInferError, MemoryPlanError, UnsupportedError
@@ -58,7 +59,12 @@ class CpuBackend:
 
     def __init__(self, isa: str | None = None) -> None:
         self._isa = isa or os.environ.get("LOCALINFER_CPU_ISA") or None
-        self._lowered: tuple[Program, LoweredProgram] | None = None  # planned, about to be loaded
+        self._lowered: tuple[Program, LoweredProgram, ctypes.Array[NativeOp]] | None = None  # planned, to be loaded
+
+    @cached_property
+    def default_threads(self) -> int:
+        """Looked up once: it takes reading some seventy files."""
+        return topology.default_threads()
 
     @property
     def isa(self) -> str:
@@ -75,7 +81,7 @@ class CpuBackend:
             names, isa = isa_names(), self.isa
         except LocalInferError as error:
             return Availability(False, error.message)
-        threads = topology.default_threads()
+        threads = self.default_threads
         limit = topology.quota()
         details = {
             "instruction sets": ", ".join(names),
@@ -101,21 +107,24 @@ class CpuBackend:
 
     @contextmanager
     def _building(self, program: Program, tensors: TensorSource, config: LoadConfig) -> Iterator[_Building]:
-        building = _Building(self.isa, program, self._lower(program, tensors), config)
+        config = replace(config, threads=config.threads or self.default_threads)
+        building = _Building(self.isa, program, *self._lower(program, tensors), config)
         try:
             building.describe(tensors)
             yield building
         finally:
             building.close()
 
-    def _lower(self, program: Program, tensors: TensorSource) -> LoweredProgram:
+    def _lower(self, program: Program, tensors: TensorSource) -> tuple[LoweredProgram, ctypes.Array[NativeOp]]:
         if self._lowered is None or self._lowered[0] is not program:
             types = {m: tensors.tensor(m.name).type for m in program.matrices()}
             install_codebooks(library(), (t.name for t in types.values()))
             isa = self.isa.encode()
             integer = frozenset(m for m, t in types.items() if library().li_cpu_integer_type(isa, t.id))
-            self._lowered = program, lower(program, integer)
-        return self._lowered[1]
+            lowered = lower(program, integer)
+            ops = (NativeOp * len(lowered.ops))(*(_native_op(op) for op in lowered.ops))
+            self._lowered = program, lowered, ops
+        return self._lowered[1:]
 
 
 class CpuExecutable:
@@ -207,12 +216,20 @@ class CpuLogits:
 class _Building:
     """A native model between creation and the first step."""
 
-    def __init__(self, isa: str, program: Program, lowered: LoweredProgram, config: LoadConfig) -> None:
+    def __init__(
+        self,
+        isa: str,
+        program: Program,
+        lowered: LoweredProgram,
+        ops: ctypes.Array[NativeOp],
+        config: LoadConfig,
+    ) -> None:
         self.program = program
         self.lowered = lowered
+        self.ops = ops
         self.native = library()
         self.isa = isa.encode()
-        self.threads = config.threads or topology.default_threads()
+        self.threads = config.threads
         if config.block_size % 8 or CHUNK % config.block_size:
             raise UnsupportedError(
                 f"KV blocks of {config.block_size} tokens", "the cpu backend takes 8, 16, 32, 64, 128 or 256"
@@ -277,11 +294,10 @@ class _Building:
 
     def reserve(self, only_plan: bool) -> None:
         low = self.lowered
-        ops = (NativeOp * len(low.ops))(*(_native_op(op) for op in low.ops))
         widths, cols = array("i", low.slot_widths), array("i", low.quantized_cols)
         self._check(
             self.native.li_cpu_reserve(
-                self.model, ops, len(ops), _address(widths), len(widths), _address(cols), len(cols), only_plan
+                self.model, self.ops, len(self.ops), _address(widths), len(widths), _address(cols), len(cols), only_plan
             )
         )
 
