@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import platform
 import re
 import signal
 import socket
@@ -310,7 +311,29 @@ def test_doctor_says_what_works(capsys: Capture) -> None:
     assert execute(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["backends"]["cpu"]["usable"] is True
-    assert found["memory"]["total"] > found["memory"]["available"] > 0
+    assert set(found["cores"]["used"]) <= set(found["cores"]["allowed"])
+    assert "cores       " + found["cores"]["words"] in text
+    if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64"):
+        assert {"avx2", "avx", "asimd"} & set(found["features"])
+        assert all(f" {name}" in Path("/proc/cpuinfo").read_text() for name in found["features"])
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("LOCALINFER_CPU_ISA", "nonsense", "'nonsense' cannot run on this processor"),
+        ("LOCALINFER_NATIVE_DIR", "/nowhere", "does not load"),
+    ],
+)
+def test_doctor_says_why_a_backend_is_not_usable(
+    variable: str, value: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    done = process("doctor")
+    assert (done.returncode, done.stderr) == (0, b"")
+    (line,) = [line for line in done.stdout.decode().splitlines() if line.startswith("backend     cpu")]
+    assert line.startswith("backend     cpu: NOT usable: ")
+    assert reason in line
 
 
 def test_bench_measures_every_case(scripted: str, capsys: Capture) -> None:

@@ -17,6 +17,8 @@ def command(json: Json = False) -> None:
         return
     memory = found["memory"]
     emit(f"processor   {found['processor']}\n")
+    emit(f"features    {', '.join(found['features']) or 'unknown'}\n")
+    emit(f"cores       {found['cores']['words']}\n")
     emit(f"memory      {size(memory['total'])}, {size(memory['available'])} available\n")
     for name, backend in found["backends"].items():
         emit(f"backend     {name}: {'usable' if backend['usable'] else 'NOT usable'}: {backend['reason']}\n")
@@ -28,10 +30,10 @@ def command(json: Json = False) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """What `doctor --json` prints: processor, memory, backends, store, versions. Sizes are bytes."""
+    """What `doctor --json` prints: processor, features, cores, memory, backends, store, versions. Sizes are bytes."""
     import shutil
 
-    from localinfer.bench.hardware import cpu_name, memory_bytes
+    from localinfer.bench.hardware import cpu_features, cpu_name, memory_bytes
     from localinfer.engine.memory import free_memory
     from localinfer.hub.folders import config_folder, models_folder
     from localinfer.kernels import BACKENDS, backend
@@ -41,6 +43,8 @@ def examine() -> dict[str, Any]:
     existing = next(folder for folder in (models, *models.parents) if folder.exists())
     return {
         "processor": cpu_name(),
+        "features": cpu_features(),
+        "cores": _cores(),
         "memory": {"total": memory_bytes(), "available": free_memory()},
         "backends": backends,
         "store": {
@@ -52,6 +56,21 @@ def examine() -> dict[str, Any]:
     }
 
 
+def _cores() -> dict[str, Any]:
+    """The logical processors that this process may use, one per physical core that is fast enough to take part."""
+    from localinfer.kernels.cpu.topology import allowed_cpus, performance_cores, physical_cores
+
+    allowed = allowed_cpus()
+    physical = physical_cores(allowed)
+    used = performance_cores(physical)
+    words = f"{', '.join(map(str, used))}: {len(used)} of {len(allowed)} logical processors"
+    if len(physical) < len(allowed):
+        words += f"; {len(allowed) - len(physical)} share a core with one of them"
+    if len(used) < len(physical):
+        words += f"; {len(physical) - len(used)} are slower cores"
+    return {"used": used, "allowed": allowed, "words": words}
+
+
 def _versions() -> dict[str, str]:
     import platform
     from importlib.metadata import PackageNotFoundError, version
@@ -59,7 +78,7 @@ def _versions() -> dict[str, str]:
     from localinfer import __version__
 
     found = {"localinfer": __version__, "python": platform.python_version(), "system": platform.platform()}
-    for package in ("typer", "rich", "jinja2", "numpy", "torch"):
+    for package in ("typer", "rich", "jinja2", "numpy", "huggingface_hub", "torch"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
