@@ -129,16 +129,6 @@ def test_without_sharing_nothing_is_found() -> None:
     assert len(kv._empty) == 8
 
 
-def test_different_namespaces_have_different_hashes() -> None:
-    hashes = set()
-    for namespace in (b"", b"int8"):
-        kv = BlockManager(8, SIZE, namespace=namespace)
-        sequence = start(kv, 0, [*range(4)])
-        compute(kv, sequence)
-        hashes.add(sequence.hashes[0])
-    assert len(hashes) == 2
-
-
 def test_growing_takes_all_or_nothing() -> None:
     kv = BlockManager(2, SIZE)
     sequence = start(kv, 0, [*range(12)])

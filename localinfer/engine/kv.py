@@ -22,13 +22,13 @@ except ImportError:
 
 
 class BlockManager:
-    """Blocks 0 … count - 1. `namespace` enters every hash: whatever else the contents depend on (model, KV type)."""
+    """Blocks 0 … count - 1, all of one model and KV type."""
 
-    def __init__(self, count: int, block_size: int, *, share: bool = True, namespace: bytes = b"") -> None:
+    def __init__(self, count: int, block_size: int, *, share: bool = True) -> None:
         self.count = count
         self.block_size = block_size
         self._share = share
-        self._root = blake2b(namespace, digest_size=16).digest()
+        self._root = blake2b(digest_size=16).digest()
         self._users = [0] * count
         self._empty = deque(range(count))
         self._idle: dict[int, None] = {}  # unused blocks with contents, oldest first

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from localinfer.errors import FormatError
@@ -42,13 +41,6 @@ class Metadata(Mapping[str, Value]):
             raise self._wrong(key, "an integer", value)
         return self._in_range(key, value, minimum, maximum)
 
-    def get_float(self, key: str, default: float | None = None) -> float:
-        """A finite number; integers count as numbers."""
-        value = self._read(key, default)
-        if not (isinstance(value, float) or _is_int(value)) or not math.isfinite(value):
-            raise self._wrong(key, "a finite number", value)
-        return float(value)
-
     def get_bool(self, key: str, default: bool | None = None) -> bool:
         value = self._read(key, default)
         if not isinstance(value, bool):
@@ -60,50 +52,6 @@ class Metadata(Mapping[str, Value]):
         if not isinstance(value, str):
             raise self._wrong(key, "a string", value)
         return value
-
-    def get_ints(
-        self,
-        key: str,
-        count: int | None = None,
-        default: Sequence[int] | None = None,
-        minimum: int = 0,
-        maximum: int = 2**31 - 1,
-    ) -> Sequence[int]:
-        """Integers. With `count`, exactly so many, and a single integer in the file stands for `count` equal ones
-        (per-layer values, which most files give once). Range checks are made only with `count`: long arrays stay cheap.
-        """
-        if default is not None and key not in self:
-            return default
-        value = self._read(key)
-        if count is not None and _is_int(value):
-            return (self._in_range(key, value, minimum, maximum),) * count
-        if not isinstance(value, array) or value.typecode in "fd":
-            raise self._wrong(key, "an array of integers", value)
-        if count is None:
-            return value
-        if len(value) != count:
-            raise self._wrong(key, f"{count} integers", value)
-        return tuple(self._in_range(key, v, minimum, maximum) for v in value)
-
-    def get_floats(self, key: str, default: Sequence[float] | None = None) -> Sequence[float]:
-        """Floats as they stand in the file: not checked for being finite, since arrays may be long."""
-        if default is not None and key not in self:
-            return default
-        value = self._read(key)
-        if not isinstance(value, array) or value.typecode not in "fd":
-            raise self._wrong(key, "an array of floats", value)
-        return value
-
-    def get_bools(self, key: str, count: int, default: Sequence[bool] | None = None) -> Sequence[bool]:
-        """`count` truth values; a single one in the file stands for `count` equal ones."""
-        if default is not None and key not in self:
-            return default
-        value = self._read(key)
-        if isinstance(value, bool):
-            return (value,) * count
-        if not isinstance(value, memoryview) or len(value) != count:
-            raise self._wrong(key, f"{count} truth values", value)
-        return tuple(value)
 
     def get_strings(self, key: str) -> StringArray:
         value = self._read(key)

@@ -18,12 +18,6 @@ from localinfer.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
-# What models are asked with whose file has no template of its own, as llama.cpp does.
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
 
 class ChatTemplate:
     """A compiled template. Safe to use from several threads.
@@ -136,11 +130,6 @@ def template_for(metadata: Mapping[str, Any], variant: str = "") -> ChatTemplate
     if not isinstance(source, str):
         raise FormatError(f"{key} is no text", "the file may be damaged: download or convert it again")
     return ChatTemplate(source, _token_text(metadata, "bos_token_id"), _token_text(metadata, "eos_token_id"))
-
-
-def chatml(metadata: Mapping[str, Any]) -> ChatTemplate:
-    """CHATML with the file's BOS and EOS, for a caller who decides to use it and says so."""
-    return ChatTemplate(CHATML, _token_text(metadata, "bos_token_id"), _token_text(metadata, "eos_token_id"))
 
 
 def _token_text(metadata: Mapping[str, Any], key: str) -> str:
