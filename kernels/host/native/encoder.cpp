@@ -22,7 +22,7 @@ struct Ids {
 } // namespace
 } // namespace li
 
-// As EncoderConfig in encoder.py. Everything it points to must outlive the encoder.
+// As _Config in encoder.py. Everything it points to must outlive the encoder.
 struct li_encoder_config {
     int32_t kind, unknown;
     int32_t byte_level, escape_spaces, whole_words, whole_lines, drop_spaces, lowercase, strip_accents;
