@@ -46,7 +46,7 @@ def _download(source: HubFile, entry: Entry, folder: Path, report: Report) -> Pa
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise LocalInferError("not asked, because HF_HUB_OFFLINE is set")
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
     # Read anew: the library keeps what stood there when it was imported.
