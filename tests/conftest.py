@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import re
+import signal
 import socket
 import tempfile
 from collections import Counter
