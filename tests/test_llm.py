@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import subprocess
 import sys
 import threading
@@ -384,6 +385,15 @@ def test_chat_samples_as_the_file_recommends() -> None:
     llama_cpp = {"general.sampling.penalty_repeat": 1.1, "general.sampling.penalty_last_n": -1}
     assert chat_defaults(llama_cpp) == SamplingParams(temperature=CHAT_DEFAULTS.temperature, repetition_penalty=1.1)
     assert chat_defaults({**llama_cpp, "general.sampling.penalty_last_n": 0}).repetition_penalty == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("temp", -1.0), ("temp", math.nan), ("top_k", math.nan), ("top_k", math.inf), ("penalty_last_n", -math.inf)],
+)
+def test_a_recommendation_that_makes_no_sense_is_an_error_of_the_file(key: str, value: float) -> None:
+    with pytest.raises(FormatError, match=r"general\.sampling"):
+        chat_defaults({f"general.sampling.{key}": value})
 
 
 FIVE_LINES = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 from localinfer.engine.engine import Engine
 from localinfer.engine.plan import Plan, Wishes, make_plan
 from localinfer.engine.sampling import SamplingParams
-from localinfer.errors import UnsupportedError
+from localinfer.errors import FormatError, LocalInferError, UnsupportedError
 from localinfer.formats.gguf import GGUFFile
 from localinfer.kernels import BACKENDS
 from localinfer.kernels import backend as find_backend
@@ -123,12 +124,15 @@ def chat_defaults(metadata: Mapping[str, Any]) -> SamplingParams:
     for key, (name, kind) in _SAMPLING_KEYS.items():
         value = metadata.get(f"general.sampling.{key}")
         if isinstance(value, int | float) and not isinstance(value, bool):
-            found[name] = kind(value)
+            found[name] = kind(value) if math.isfinite(value) else value
     if not found:
         return CHAT_DEFAULTS
     # Files follow llama.cpp: a window of -1 is everything and of 0 nothing, top_k below 1 is off.
     if found.get("penalty_window") == 0:
         found["repetition_penalty"] = 1.0
     for name in {"penalty_window", "top_k"} & set(found):
-        found[name] = max(0, found[name])
-    return SamplingParams(temperature=CHAT_DEFAULTS.temperature).changed(**found)
+        found[name] = max(0, found[name]) if math.isfinite(found[name]) else found[name]
+    try:
+        return SamplingParams(temperature=CHAT_DEFAULTS.temperature).changed(**found)
+    except LocalInferError as error:
+        raise FormatError(f"the file recommends what makes no sense (general.sampling.…): {error.message}") from error
