@@ -219,7 +219,7 @@ class Terminal:
         """
         for _ in range(10):
             self.send("\x03")
-            end = time.monotonic() + 2
+            end = time.monotonic() + 6
             while text not in self.unread and self._receive(end - time.monotonic()):
                 pass
             if text in self.unread:
