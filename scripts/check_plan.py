@@ -3,7 +3,7 @@
     python scripts/check_plan.py MODEL [MODEL ...] [--context 1024]
 
 Each model runs in a process of its own: it is loaded as a chat loads it, the whole context is filled, the last tokens
-one by one. The plan's total and the largest resident set that the kernel saw must be within 2 % of each other. Prints
+one by one, drawn with every sampling parameter that needs memory. The plan's total and the largest resident set that the kernel saw must be within 2 % of each other. Prints
 a table and last one JSON line.
 """
 
@@ -19,18 +19,25 @@ from pathlib import Path
 
 from measure import print_result, table
 
+from localinfer import SamplingParams
+
 LIMIT = 0.02
 DECODED = 32  # tokens generated one by one, the rest of the context is prompt
+# Uses all that the sampler reserves; a greedy request would leave some of it untouched.
+EVERYTHING = SamplingParams(
+    temperature=1.0, typical_p=0.9, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=True,
+    max_tokens=DECODED, ignore_eos=True,
+)  # fmt: skip
 
 
 def run(model: Path, context: int, threads: int) -> dict[str, dict[str, int] | int]:
     """Loads the model in this process, fills its context, and compares."""
-    from localinfer import LLM, SamplingParams
+    from localinfer import LLM
 
     with LLM(model, context=context, threads=threads) as llm:
         size = llm.plan.program.vocab_size
         prompt = random.Random(1).choices(range(size), k=context - DECODED)
-        llm.generate(prompt, SamplingParams(max_tokens=DECODED, ignore_eos=True))
+        llm.generate(prompt, EVERYTHING)
         parts = dict(llm.plan.parts)
     unit = 1 if sys.platform == "darwin" else 1024
     return {"parts": parts, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
