@@ -3,8 +3,8 @@
     python scripts/check_plan.py MODEL [MODEL ...] [--context 1024]
 
 Each model runs in a process of its own: it is loaded as a chat loads it, the whole context is filled, the last tokens
-one by one, drawn with every sampling parameter that needs memory. The plan's total and the largest resident set that the kernel saw must be within 2 % of each other. Prints
-a table and last one JSON line.
+one by one, drawn with every sampling parameter that needs memory. The plan's total and the largest resident set that
+the kernel saw must be within 2 % of each other. Prints a table and last one JSON line.
 """
 
 from __future__ import annotations
