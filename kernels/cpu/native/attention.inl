@@ -153,16 +153,22 @@ template <class Function> inline void with_rows(int count, Function f) {
 
 constexpr int kRowsAtOnce = 6;
 
+// Where a position lies: eight keys of a head from a multiple of eight on, or one value.
+inline const uint8_t* key_at(const KvLayout& kv, const int32_t* blocks, int head, int position) {
+    size_t slot = size_t(position) & size_t(kv.block_size - 1);
+    return kv.k_block(head, blocks[position >> kv.block_shift]) + slot * size_t(kv.head_dim) * element_bytes(kv.type_k);
+}
+inline const uint8_t* value_at(const KvLayout& kv, const int32_t* blocks, int head, int position) {
+    size_t slot = size_t(position) & size_t(kv.block_size - 1);
+    return kv.v_block(head, blocks[position >> kv.block_shift]) +
+           slot * size_t(padded_dim(kv.head_dim)) * element_bytes(kv.type_v);
+}
+
 template <int Type> void chunk_scores(const AttentionTile& t, int begin, int end, int chunk_start, float* scores) {
     const KvLayout& kv = *t.kv;
-    const int d = kv.head_dim, size = kv.block_size;
-    auto octet = [&](int position) {
-        return kv.k_block(t.kv_head, t.blocks[position / size]) + size_t(position % size) * d * element_bytes(Type);
-    };
-    const int value_bytes = int(element_bytes(kv.type_v));
-    auto values = [&](int position) {
-        return kv.v_block(t.kv_head, t.blocks[position / size]) + position % size * padded_dim(d) * value_bytes;
-    };
+    const int d = kv.head_dim, value_bytes = int(element_bytes(kv.type_v));
+    auto octet = [&](int position) { return key_at(kv, t.blocks, t.kv_head, position); };
+    auto values = [&](int position) { return value_at(kv, t.blocks, t.kv_head, position); };
     for (int r0 = 0; r0 < t.rows; r0 += kRowsAtOnce) {
         int n = t.rows - r0 < kRowsAtOnce ? t.rows - r0 : kRowsAtOnce;
         with_rows(n, [&](auto rows) {
@@ -190,23 +196,22 @@ template <int Type> void chunk_scores(const AttentionTile& t, int begin, int end
 template <int Type>
 void chunk_values(const AttentionTile& t, int begin, int end, int chunk_start, const float* probabilities, float* out) {
     const KvLayout& kv = *t.kv;
-    const int size = kv.block_size, d = kv.head_dim, dv = padded_dim(d);
-    const uint8_t *v[kChunk], *next_keys[kChunk];
-    for (int position = begin; position < end;) {
-        const uint8_t* block = kv.v_block(t.kv_head, t.blocks[position / size]);
-        int slot = position % size, stop = position - slot + size < end ? position - slot + size : end;
-        for (; position < stop; position++, slot++)
-            v[position - chunk_start] = block + size_t(slot) * size_t(dv) * element_bytes(Type);
-    }
-    const int key_bytes = int(element_bytes(kv.type_k));
+    const int dv = padded_dim(kv.head_dim), key_bytes = int(element_bytes(kv.type_k));
+    const size_t value_stride = size_t(dv) * element_bytes(Type), key_stride = size_t(kv.head_dim) * size_t(key_bytes);
     int last = 0; // the block table ends with it
     for (int r = 0; r < t.rows; r++) last = t.last[r] > last ? t.last[r] : last;
-    for (int j = begin - chunk_start; j < end - chunk_start; j++) {
-        int position = t.next_chunk * kChunk + j;
-        if (t.next_chunk < 0 || position > last)
-            next_keys[j] = v[j];
-        else
-            next_keys[j] = kv.k_block(t.kv_head, t.blocks[position / size]) + position % size * d * key_bytes;
+    // Eight positions never straddle blocks, here or in the next chunk.
+    const uint8_t *v[kChunk], *next_keys[kChunk];
+    for (int position = begin; position < end; position += 8) {
+        int j = position - chunk_start, ahead = t.next_chunk * kChunk + j;
+        const uint8_t* value = value_at(kv, t.blocks, t.kv_head, position);
+        bool fetch_keys = t.next_chunk >= 0 && ahead <= last;
+        const uint8_t* key = fetch_keys ? key_at(kv, t.blocks, t.kv_head, ahead) : value;
+        const size_t step = fetch_keys ? key_stride : value_stride;
+        for (int i = 0; i < 8; i++) {
+            v[j + i] = value + size_t(i) * value_stride;
+            next_keys[j + i] = key + size_t(i) * step;
+        }
     }
     for (int r0 = 0; r0 < t.rows; r0 += kRowsAtOnce) {
         const uint8_t* const* ahead = r0 == 0 ? next_keys : v;
@@ -234,9 +239,9 @@ void chunk_values(const AttentionTile& t, int begin, int end, int chunk_start, c
 inline void apply_scales(const KvLayout& kv, const int32_t* blocks, int kv_head, bool keys, int begin, int end,
                          int chunk_start, float* row) {
     for (int position = begin; position < end; position += 8) {
-        int32_t block = blocks[position / kv.block_size];
+        int32_t block = blocks[position >> kv.block_shift];
         const uint8_t* base = keys ? kv.k_block(kv_head, block) + kv.scales_k : kv.v_block(kv_head, block) + kv.scales_v;
-        const float* scales = (const float*)base + position % kv.block_size;
+        const float* scales = (const float*)base + (position & (kv.block_size - 1));
         float* p = row + (position - chunk_start);
         (F8::load(p) * F8::load(scales)).store(p);
     }

@@ -157,7 +157,8 @@ bool Model::reserve(const Op* ops, int n_ops, const int32_t* slot_widths, int n_
         KvLayout kv{};
         kv.type_k = limits_.kv_type_k, kv.type_v = limits_.kv_type_v;
         kv.block_size = limits_.block_size, kv.n_kv_heads = shape.n_kv_heads, kv.head_dim = shape.head_dim;
-        kv.span_blocks = span_blocks;
+        while (1 << kv.block_shift < limits_.block_size) kv.block_shift++;
+        while (1 << kv.span_shift < span_blocks) kv.span_shift++;
         size_t positions = size_t(limits_.block_size);
         kv.scales_k = positions * size_t(shape.head_dim) * size_t(element_bytes(kv.type_k));
         kv.scales_v = positions * round_up(size_t(shape.head_dim), 8) * size_t(element_bytes(kv.type_v));
