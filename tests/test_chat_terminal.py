@@ -35,7 +35,7 @@ from scripted_model import write_scripted_model
 
 
 def messages_of(text: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), "utf-8", "surrogateescape"))
     reader = MessageReader(tmp_path / "history")
     found = []
     while True:
@@ -184,10 +184,12 @@ sys.exit(execute(sys.argv[1:]))
 class Terminal:
     """A pseudo-terminal with `localinfer` in it."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, before: str = "", folder: Path | None = None) -> None:
+        """`before` is Python that runs first."""
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", AT_A_TERMINAL, *arguments],
+            [sys.executable, "-c", before + AT_A_TERMINAL, *arguments],
+            cwd=folder,
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -410,7 +412,7 @@ def test_a_conversation_that_outgrows_the_context_is_kept(scripted: str) -> None
 
 def test_the_download_is_offered_and_can_be_declined() -> None:
     with Terminal("chat") as terminal:
-        terminal.expect("smollm2:135m is not installed. Download 98.4 MB now? [y/N] ")
+        terminal.expect("smollm2:135m is not installed. Download 98.4 MB now? [Y/n] ")
         terminal.send("n\n")
         terminal.expect("hint: localinfer pull smollm2:135m")
         assert terminal.end() == 1
@@ -418,11 +420,30 @@ def test_the_download_is_offered_and_can_be_declined() -> None:
 
 def test_the_download_that_was_agreed_to_is_tried() -> None:
     with Terminal("chat") as terminal:
-        terminal.expect("[y/N] ")
+        terminal.expect("[Y/n] ")
         terminal.send("y\n")
         terminal.expect("asking the package index")
         terminal.expect("could not be had from any of its sources")
         assert terminal.end() == 1
+
+
+@pytest.mark.parametrize("answer", ["y", ""])
+def test_after_the_download_the_chat_begins(scripted: str, tmp_path: Path, answer: str) -> None:
+    """The question has been read from the same terminal by then. The download itself is test_hub's."""
+    pretend = (
+        "import os, localinfer.cli.pull\n"
+        f"localinfer.cli.pull.pull_model = lambda name: os.symlink({scripted!r}, name)\n"
+    )
+    with Terminal("chat", before=pretend, folder=tmp_path) as terminal:
+        terminal.expect("[Y/n] ")
+        terminal.send(f"{answer}\n")
+        terminal.expect("/help for help")
+        terminal.expect("> ")
+        terminal.send("hi\n")
+        terminal.expect("Hello, wide 🌍!")
+        terminal.expect("> ")
+        terminal.send("\x04")
+        assert terminal.end() == 0
 
 
 def test_a_local_file_is_taken_before_a_download_is_offered(scripted: str, tmp_path: Path) -> None:

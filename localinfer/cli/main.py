@@ -46,6 +46,10 @@ def main() -> NoReturn:
 
 def execute(arguments: list[str]) -> int:
     """Runs one command line and returns its exit code. What is not foreseen keeps its traceback."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # UTF-8 whatever the locale, set before anything is read; what is not comes through as lone surrogates, which
+        # those who read a message refuse.
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
         code = _execute(arguments)
         sys.stdout.flush()

@@ -5,7 +5,6 @@ message with all its lines. Text pasted into a terminal is one message too. From
 """
 
 import contextlib
-import io
 import os
 import select
 import sys
@@ -28,9 +27,6 @@ class MessageReader:
 
     def __init__(self, history: Path) -> None:
         self.interactive = sys.stdin.isatty()
-        if isinstance(sys.stdin, io.TextIOWrapper):
-            # UTF-8 whatever the locale; what is not comes through as lone surrogates, and is refused below.
-            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
         self._history = history
         self._pastes_split = False
         # Line editing needs both ends of the terminal; otherwise the prompt goes to standard error.

@@ -105,9 +105,12 @@ def error(message: str, hint: str = "") -> None:
 
 
 def ask(question: str) -> bool:
-    """A yes/no question on standard error; anything but yes is no."""
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    """A yes/no question on standard error: Enter is yes, the end of input is no, as is anything but yes."""
+    print(f"{question} [Y/n] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if not answer:
+        note("")
+    return bool(answer) and answer.strip().lower() in ("", "y", "yes")
 
 
 def size(count: int) -> str:
