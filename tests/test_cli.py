@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,16 +160,6 @@ def test_processes_have_the_exit_codes_too() -> None:
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"Traceback" not in done.stderr
     assert process("list", "--nonsense").returncode == 2
-
-
-def test_help_is_quick() -> None:
-    """0.25 s on an idle machine is the promise; a busy one gets three tries and some slack."""
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        assert process("--help").returncode == 0
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.5
 
 
 def test_a_reader_that_leaves_is_no_error(scripted: str) -> None:
@@ -350,7 +339,7 @@ def test_bench_measures_every_case(scripted: str, capsys: Capture) -> None:
     assert set(report) == {
         "model", "hardware", "backend", "settings", "versions", "load_seconds", "memory_plan", "peak_memory", "results"
     }  # fmt: skip
-    assert report["settings"] == {"kv_type": "f16", "threads": 0, "rounds": 2, "context": 632, "chunk": 256}
+    assert report["settings"] == {"kv_type": "f16", "threads": 0, "rounds": 2, "context": 632, "chunk": CHUNK}
     assert execute(["bench", scripted, *lengths, "--threads", "1", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["settings"]["threads"], report["backend"]["threads"]) == (1, "1")
