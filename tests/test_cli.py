@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from localinfer import __version__
 from localinfer.cli import output
 from localinfer.cli.main import COMMANDS, build_app, execute
+from localinfer.engine.plan import CHUNK
 from localinfer.hub.folders import models_folder
 from localinfer.hub.store import RECORD
 from scripted_model import write_scripted_model
