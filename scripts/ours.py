@@ -22,7 +22,7 @@ from localinfer.formats.gguf import open_gguf
 from localinfer.kernels.base import Backend, Batch, LoadConfig, Logits, MemoryPlan, TensorSource, batch_of
 from localinfer.kernels.program import Linear, Program
 
-CHUNK = 192  # tokens of one step at most, as in the engine
+CHUNK = 144  # tokens of one step at most, as in the engine
 BLOCK = 16
 
 

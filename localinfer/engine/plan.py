@@ -25,7 +25,7 @@ CONTEXT_STEP = 256
 BLOCK_SIZE = 16
 # Tokens of a prompt in one step: a multiple of the kernels' tiles. Twice as many make long prompts a few percent faster
 # on some models, and take twice the memory for activations.
-CHUNK = 192
+CHUNK = 144
 THREADS_PER_PROCESSOR = 4  # threads beyond that only wait for each other
 
 

@@ -19,7 +19,7 @@
 
 constexpr int kDirectTokens = 4;      // most tokens for which weights are unpacked in registers
 constexpr int kFloatTokens = 6;       // most tokens in a register tile of float weights
-constexpr int kBlockTokens = 96;      // tokens that share one unpacking: whole tiles of 4 and of 6
+constexpr int kBlockTokens = 72;      // tokens that share one unpacking: whole tiles of 4 and of 6
 constexpr int kPanelSubs = 8;         // sub-blocks of 32 k in a panel
 constexpr size_t kOffsetRoom = 16384; // integer offsets of one block of tokens (64 KiB of stack)
 
