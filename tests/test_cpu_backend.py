@@ -371,6 +371,7 @@ def test_a_model_loaded_before_fork_says_so_in_the_child(tmp_path: Path) -> None
     executable.close()
 
 
+@pytest.mark.skipif("LOCALINFER_NATIVE_DIR" in os.environ, reason="a sanitizer needs more address space than is left")
 def test_more_threads_than_the_system_has_are_refused() -> None:
     """The ones that were started end; the process goes on."""
     code = (
