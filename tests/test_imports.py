@@ -29,15 +29,22 @@ ALLOWED = {
     "hub": set(),
     "engine": {"formats", "hub", "kernels", "models", "text"},
     "bench": {"engine", "formats", "hub", "kernels", "models", "text"},
-    "cli": {"bench", "engine", "formats", "hub", "kernels", "models", "text"},
+    "server": {"engine", "formats", "hub", "kernels", "models", "text"},
+    "cli": {"bench", "engine", "formats", "hub", "kernels", "models", "server", "text"},
     "__init__": {"engine"},
     "__main__": {"cli"},
 }
 # Policy decides about integers: no tensors, no native code, no backend.
 INTEGERS_ONLY = {"engine.scheduler", "engine.kv", "engine.sequence"}
 # Third-party packages that may be imported as soon as a module is (which is itself imported late, but for the first).
-AT_ONCE = {"cli": {"typer"}, "kernels.reference": {"torch", "numpy"}, "text.template_sandbox": {"jinja2"}}
-HEAVY = ("torch", "transformers", "numpy", "gguf", "huggingface_hub", "safetensors", "rich", "jinja2")
+SERVER = {"starlette", "uvicorn", "msgspec", "prometheus_client"}
+AT_ONCE = {
+    "cli": {"typer"},
+    "kernels.reference": {"torch", "numpy"},
+    "server": SERVER,
+    "text.template_sandbox": {"jinja2"},
+}
+HEAVY = ("torch", "transformers", "numpy", "gguf", "huggingface_hub", "safetensors", "rich", "jinja2", *sorted(SERVER))
 
 
 def modules() -> dict[str, Path]:
