@@ -138,6 +138,36 @@ def test_the_pool_holds_a_context_for_every_sequence() -> None:
     assert load_config(Wishes(max_sequences=40, chunk=8), 100).max_tokens == 40
 
 
+def test_the_pool_may_hold_less_but_never_less_than_a_context() -> None:
+    assert load_config(Wishes(max_sequences=3, kv_tokens=200), 100).kv_blocks == 13
+    assert load_config(Wishes(max_sequences=3, kv_tokens=1), 100).kv_blocks == 7
+
+
+def test_an_automatic_pool_takes_a_share_of_what_is_free(
+    file: GGUFFile, reference: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def contexts(free: int) -> int:
+        with_free(monkeypatch, free)
+        return make_plan(file, reference, Wishes(context=512, max_sequences=5, kv_tokens=0)).config.kv_blocks // 32
+
+    least = needed(file, reference, 512, max_sequences=5, kv_tokens=512)
+    one = needed(file, reference, 512, max_sequences=5, kv_tokens=1024) - least
+    assert contexts(least) == 1
+    assert contexts(least + 4 * 3 * one) == min(5, (least // one + 12) // 4)
+    assert contexts(1 << 40) == 5
+    with pytest.raises(MemoryPlanError):
+        contexts(least - 1)
+
+
+def test_what_is_promised_to_others_is_not_free(
+    file: GGUFFile, reference: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_free(monkeypatch, needed(file, reference, 512) + 1000)
+    assert make_plan(file, reference, Wishes(context=512, promised=1000)).fits
+    with pytest.raises(MemoryPlanError):
+        make_plan(file, reference, Wishes(context=512, promised=1001))
+
+
 def write(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -26,11 +26,20 @@ BLOCK_SIZE = 16
 # Tokens of a prompt in one step: a multiple of the kernels' tiles. Twice as many make long prompts a few percent faster
 # on some models, and take twice the memory for activations.
 CHUNK = 144
+# The part of free memory that a pool of keys and values takes, if nobody says how large it should be.
+POOL_SHARE = 0.25
 THREADS_PER_PROCESSOR = 4  # threads beyond that only wait for each other
 
 
 class Wishes(NamedTuple):
-    """What was asked for. `context` None leaves it to the plan; `chunk` is the number of prompt tokens in one step."""
+    """What was asked for.
+
+    context     tokens of one sequence; None leaves it to the plan
+    chunk       prompt tokens in one step
+    kv_tokens   tokens that the KV pool holds for all sequences together: None is a whole context for each, 0 is as many
+                contexts as take at most POOL_SHARE of what is free, but at least one
+    promised    bytes that other models in this process have reserved and do not hold yet
+    """
 
     context: int | None = None
     kv_type_k: KvType = "f16"
@@ -39,6 +48,8 @@ class Wishes(NamedTuple):
     max_sequences: int = 1
     chunk: int = CHUNK
     block_size: int = BLOCK_SIZE
+    kv_tokens: int | None = None
+    promised: int = 0
 
 
 class Plan(NamedTuple):
@@ -82,9 +93,18 @@ def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes) -> Plan:
     UnsupportedError if the file has tensors that the family does not know.
     """
     wishes = _checked(wishes)
-    free = free_memory()
+    free = max(0, free_memory() - wishes.promised)
 
     def plan_for(wishes: Wishes, context: int, reason: str = "as asked for") -> Plan:
+        if wishes.kv_tokens != 0:
+            return plan_pool(wishes, context, reason)
+        smallest = plan_pool(wishes._replace(kv_tokens=context), context, reason)
+        one = max(1, smallest.parts.get("kv", 0))
+        left = free - smallest.needed + one
+        contexts = min(wishes.max_sequences, int(min(left, free * POOL_SHARE)) // one)
+        return plan_pool(wishes._replace(kv_tokens=contexts * context), context, reason) if contexts > 1 else smallest
+
+    def plan_pool(wishes: Wishes, context: int, reason: str) -> Plan:
         program = record(file.metadata, file, context)
         refuse_unused(program, file.tensors)
         config = load_config(wishes, context)
@@ -113,7 +133,7 @@ def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes) -> Plan:
 
 def _checked(wishes: Wishes) -> Wishes:
     """The wishes as plain integers; LocalInferError names one that is of the wrong type or out of range."""
-    context = wishes.context
+    context, tokens = wishes.context, wishes.kv_tokens
     for name in ("kv_type_k", "kv_type_v"):
         if getattr(wishes, name) not in get_args(KvType):
             raise wrong("kv_type", getattr(wishes, name), f"one of {', '.join(get_args(KvType))}")
@@ -123,12 +143,16 @@ def _checked(wishes: Wishes) -> Wishes:
         threads=whole("threads", wishes.threads, 0, most_threads),
         max_sequences=whole("max_sequences", wishes.max_sequences, 1, LARGEST_SIZE),
         chunk=whole("chunk", wishes.chunk, 1, LARGEST_SIZE),
+        kv_tokens=tokens if tokens is None else whole("kv_tokens", tokens, 0, LARGEST_SIZE),
     )
 
 
 def load_config(wishes: Wishes, context: int) -> LoadConfig:
-    """The sizes to reserve: a pool that holds a whole context for every sequence, and no more."""
-    kv_blocks = wishes.max_sequences * -(-context // wishes.block_size)
+    """The sizes to reserve. The pool holds one context at least: the longest answer must be possible."""
+    context_blocks = -(-context // wishes.block_size)
+    kv_blocks = wishes.max_sequences * context_blocks
+    if wishes.kv_tokens is not None:
+        kv_blocks = max(context_blocks, -(-wishes.kv_tokens // wishes.block_size))
     if kv_blocks > LARGEST_SIZE:
         raise LocalInferError(
             f"{wishes.max_sequences} sequences with a context of {context} tokens each are more than can be counted",

@@ -11,8 +11,8 @@ The layout (GGUF specification, ggml repository, docs/gguf.md), all little-endia
 A string is a u64 length and that many bytes of UTF-8. An array is a u32 value type, a u64 count, and the values.
 
 A file is not trusted: every count, length and offset is checked against the size of the file before it is used,
-so that a damaged or hostile file gives a FormatError that says where. Not guarded against: a file that another
-program shortens while it is mapped.
+so that a damaged or hostile file gives a FormatError that says where. A file that another program shortens while it is
+mapped ends a process that reads behind its new end; who keeps a file for long calls `GGUFFile.detach`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from localinfer.errors import FormatError, LocalInferError, UnsupportedError
+from localinfer.errors import FormatError, LocalInferError, MemoryPlanError, UnsupportedError
 from localinfer.formats.metadata import Metadata, Value
 from localinfer.kernels.base import Tensor
+from localinfer.kernels.host.memory import copy_in_place
 from localinfer.kernels.host.strings import StringBoundsError, scan_strings
 from localinfer.kernels.types import BY_ID, TensorType
 
@@ -96,6 +97,7 @@ class GGUFFile:
         self.paths = tuple(part.path for part in parts)
         self.file_size = sum(part.size for part in parts)
         self._maps: list[Any] = [part.view.obj for part in parts]
+        self._header_sizes = [part.data_start for part in parts]
         self.metadata = Metadata(first.values, str(first.path))
         self.tensors: dict[str, Tensor] = {}
         for part in parts:
@@ -126,6 +128,19 @@ class GGUFFile:
         if hasattr(mmap, "MADV_DONTNEED"):
             for mapped in self._maps:
                 mapped.madvise(mmap.MADV_DONTNEED)
+
+    def detach(self) -> None:
+        """Copies metadata and strings out of the files, which may then be shortened, overwritten or deleted.
+
+        Buffers of tensors stay mapped: from now on they must not be read. Call it once, when the model is loaded.
+        LocalInferError if memory is short.
+        """
+        try:
+            for mapped, size in zip(self._maps, self._header_sizes, strict=True):
+                copy_in_place(mapped, size)
+        except OSError as error:
+            raise MemoryPlanError(f"there is no memory to copy the metadata of {self.paths[0]}") from error
+        self._maps = []  # dropping pages of a copy would lose them
 
     def close(self) -> None:
         """Lets go of the mapped memory; it is given back when the last buffer that was handed out is gone."""
@@ -201,6 +216,7 @@ class _Part:
         self.split_count = self._small_int("split.count", 1)
         self.split_tensors = self._small_int("split.tensors.count", 0) if "split.tensors.count" in self.values else None
         infos = [self._read_tensor_info(i, tensor_count) for i in range(tensor_count)]
+        self.data_start = min(self.size, -(-self.position // self.alignment) * self.alignment)
         self.tensors = self._place_tensors(infos)
 
     def _map(self) -> memoryview:
@@ -316,10 +332,9 @@ class _Part:
 
     def _place_tensors(self, infos: list[tuple[str, TensorType, tuple[int, ...], int]]) -> dict[str, Tensor]:
         """Checks that every tensor lies inside the file and touches no other, and gives each its buffer."""
-        data_start = -(-self.position // self.alignment) * self.alignment
         tensors: dict[str, Tensor] = {}
         for name, tensor_type, shape, relative_offset in infos:
-            offset = data_start + relative_offset
+            offset = self.data_start + relative_offset
             nbytes = tensor_type.row_bytes(shape[-1])
             for dimension in shape[:-1]:
                 nbytes *= dimension
