@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_files import write_gguf
-from localinfer.engine.engine import Engine, Request
+from localinfer.engine.engine import Engine
+from localinfer.engine.request import Request
 from localinfer.engine.runner import batch_of_chunks
 from localinfer.engine.sampler import Sampler
 from localinfer.engine.sampling import SamplingParams
@@ -100,21 +101,26 @@ def drain(e: Engine) -> dict[int, str]:
     return texts
 
 
+def generated(request: Request) -> list[int]:
+    """The tokens of the first choice."""
+    return list(request.choices[0].generated)
+
+
 def answer(e: Engine, prompt: str, **parameters: Any) -> tuple[str, Request]:
-    request = e.add_request([ord(c) - ord("a") for c in prompt], SamplingParams(**parameters), Letters())
+    request = e.add_request([ord(c) - ord("a") for c in prompt], SamplingParams(**parameters), Letters)
     return drain(e)[request.id], request
 
 
 def test_an_answer_ends_after_max_tokens() -> None:
     text, request = answer(engine(Alphabet()), "abc", max_tokens=4)
     assert text == "defg"
-    assert (request.finish_reason, request.finish_detail) == ("length", "max_tokens 4")
+    assert (request.finish_reason, request.choices[0].finish_detail) == ("length", "max_tokens 4")
 
 
 def test_an_answer_ends_with_the_models_end_token_unless_it_is_ignored() -> None:
     e = engine(Alphabet(), end_ids=[6])
     text, request = answer(e, "abc")
-    assert (text, request.finish_reason, list(request.generated)) == ("def", "stop", [3, 4, 5, 6])
+    assert (text, request.finish_reason, generated(request)) == ("def", "stop", [3, 4, 5, 6])
     assert answer(e, "abc", ignore_eos=True, max_tokens=6)[0] == "defghi"
     assert answer(e, "abc", ignore_eos=True, stop_token_ids=(7,))[0] == "defg"
 
@@ -122,9 +128,9 @@ def test_an_answer_ends_with_the_models_end_token_unless_it_is_ignored() -> None
 def test_before_min_tokens_no_end_token_is_drawn_and_no_stop_text_ends() -> None:
     e = engine(Alphabet(), end_ids=[4])
     _, request = answer(e, "abc", min_tokens=3, max_tokens=5)
-    assert request.generated[0] == 3
-    assert 4 not in request.generated[:3]
-    assert request.generated_count >= 3
+    assert generated(request)[0] == 3
+    assert 4 not in generated(request)[:3]
+    assert request.choices[0].generated_count >= 3
     assert answer(engine(Alphabet()), "abc", min_tokens=3, stop=("e", "h"))[0] == "defg"
 
 
@@ -137,7 +143,7 @@ def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(stop: str, expected: 
 
 def test_text_that_may_become_a_stop_text_is_held_back() -> None:
     e = engine(Alphabet())
-    e.add_request([0], SamplingParams(stop=("cdx",), max_tokens=5), Letters())
+    e.add_request([0], SamplingParams(stop=("cdx",), max_tokens=5), Letters)
     assert [output.text for _ in range(5) for output in e.step()] == ["b", "", "", "cde", "f"]
 
 
@@ -165,7 +171,7 @@ def test_the_end_of_the_context_ends_the_answer() -> None:
     text, request = answer(engine(Alphabet(), context=10), "abc")
     assert text == "defghij"
     assert request.finish_reason == "length"
-    assert "context of 10" in request.finish_detail
+    assert "context of 10" in request.choices[0].finish_detail
 
 
 @pytest.mark.parametrize(("length", "max_tokens"), [(10, None), (11, None), (500, None), (5, 6)])
@@ -230,7 +236,7 @@ def test_rows_of_logits_go_to_the_sequences_they_are_of() -> None:
     e.step()
     late = e.add_request([20], SamplingParams(max_tokens=3))
     drain(e)
-    assert [list(request.generated) for request in (*requests, late)] == [
+    assert [generated(request) for request in (*requests, late)] == [
         [5, 6, 7],
         [7, 8, 9],
         [13, 14, 15],
@@ -242,8 +248,8 @@ def test_broken_logits_end_one_request_and_not_the_others() -> None:
     model = Alphabet()
     model.broken = {10}
     e = engine(model, sequences=2)
-    bad = e.add_request([8], SamplingParams(max_tokens=9), Letters())
-    good = e.add_request([0], SamplingParams(max_tokens=5), Letters())
+    bad = e.add_request([8], SamplingParams(max_tokens=9), Letters)
+    good = e.add_request([0], SamplingParams(max_tokens=5), Letters)
     assert drain(e) == {bad.id: "jk", good.id: "bcdef"}
     assert bad.finish_reason == "error"
     assert "NaN" in str(bad.error)
@@ -256,14 +262,14 @@ def test_only_new_tokens_of_a_conversation_are_processed() -> None:
     model.processed.clear()
     # The last token of the answer was drawn but not processed.
     _, request = answer(e, "abcdef" + "ghijk" + "xy", max_tokens=1)
-    assert request.sequence.cached == 10
+    assert request.cached == 10
     assert model.processed == [3]
 
 
 def test_a_request_may_be_aborted_while_it_waits_and_while_it_runs() -> None:
     e = engine(Alphabet())
-    running = e.add_request([0], SamplingParams(), Letters())
-    waiting = e.add_request([1], SamplingParams(), Letters())
+    running = e.add_request([0], SamplingParams(), Letters)
+    waiting = e.add_request([1], SamplingParams(), Letters)
     e.step()
     for request in (waiting, running):
         e.abort(request.id)
@@ -276,8 +282,8 @@ def test_a_request_may_be_aborted_while_it_waits_and_while_it_runs() -> None:
 def test_aborting_stops_the_step_and_the_others_go_on() -> None:
     model = Alphabet()
     e = engine(model, sequences=2)
-    stopped = e.add_request([0], SamplingParams(max_tokens=20), Letters())
-    other = e.add_request([5, 5, 5], SamplingParams(max_tokens=4), Letters())
+    stopped = e.add_request([0], SamplingParams(max_tokens=20), Letters)
+    other = e.add_request([5, 5, 5], SamplingParams(max_tokens=4), Letters)
     e.step()
 
     def abort_from_another_thread() -> None:
@@ -291,7 +297,7 @@ def test_aborting_stops_the_step_and_the_others_go_on() -> None:
     assert [(o.request.id, o.finish_reason) for o in e.step()] == [(stopped.id, "cancelled")]
     assert len(model.processed) == steps
     drain(e)
-    assert list(other.generated) == [6, 7, 8, 9]
+    assert generated(other) == [6, 7, 8, 9]
 
 
 def test_an_interrupted_step_leaves_everything_as_it_was() -> None:
@@ -302,15 +308,15 @@ def test_an_interrupted_step_leaves_everything_as_it_was() -> None:
         model.before_step = lambda: None
         raise KeyboardInterrupt
 
-    request = e.add_request([0, 1, 2], SamplingParams(max_tokens=4), Letters())
+    request = e.add_request([0, 1, 2], SamplingParams(max_tokens=4), Letters)
     for _ in range(3):
         model.before_step = interrupt
         with pytest.raises(KeyboardInterrupt):
             e.step()
-        assert len(request.sequence.blocks) == e.kv.blocks_for(request.sequence.computed)
+        assert len(request.choices[0].sequence.blocks) == e.kv.blocks_for(request.choices[0].sequence.computed)
         e.step()
     drain(e)
-    assert list(request.generated) == [3, 4, 5, 6]
+    assert generated(request) == [3, 4, 5, 6]
 
 
 class Fragile(Letters):
@@ -327,16 +333,16 @@ class Fragile(Letters):
 
 def test_what_fails_in_one_request_ends_that_one_only() -> None:
     e = engine(Alphabet(), sequences=3)
-    bad = e.add_request([4], SamplingParams(max_tokens=9), Fragile())
-    worse = e.add_request([18], SamplingParams(max_tokens=2), Fragile())
-    good = e.add_request([0], SamplingParams(max_tokens=5), Letters())
+    bad = e.add_request([4], SamplingParams(max_tokens=9), Fragile)
+    worse = e.add_request([18], SamplingParams(max_tokens=2), Fragile)
+    good = e.add_request([0], SamplingParams(max_tokens=5), Letters)
     assert drain(e) == {bad.id: "fg", worse.id: "tu", good.id: "bcdef"}
     assert [(r.finish_reason, str(r.error)) for r in (bad, worse, good)] == [
         ("error", "no h"),
         ("error", "no end"),
         ("length", "None"),
     ]
-    aborted = e.add_request([4], SamplingParams(), Fragile())
+    aborted = e.add_request([4], SamplingParams(), Fragile)
     e.step()
     e.abort(aborted.id)
     assert [(o.request.id, o.finish_reason) for o in e.step()] == [(aborted.id, "error")]
@@ -351,10 +357,10 @@ def test_a_step_that_fails_ends_its_requests_and_not_those_that_wait() -> None:
         model.before_step = lambda: None
         raise OSError("the device is gone")
 
-    aborted = e.add_request([1], SamplingParams(), Letters())
+    aborted = e.add_request([1], SamplingParams(), Letters)
     e.abort(aborted.id)
-    failing = e.add_request([0], SamplingParams(max_tokens=3), Letters())
-    waiting = e.add_request([5], SamplingParams(max_tokens=3), Letters())
+    failing = e.add_request([0], SamplingParams(max_tokens=3), Letters)
+    waiting = e.add_request([5], SamplingParams(max_tokens=3), Letters)
     model.before_step = fail
     assert [(o.request.id, o.finish_reason) for o in e.step()] == [(aborted.id, "cancelled"), (failing.id, "error")]
     assert str(failing.error) == "the device is gone"
@@ -363,7 +369,7 @@ def test_a_step_that_fails_ends_its_requests_and_not_those_that_wait() -> None:
 
 def test_an_interrupt_while_tokens_are_drawn_loses_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
     e = engine(Alphabet(), sequences=3)
-    first, second, third = (e.add_request([i], SamplingParams(max_tokens=3), Letters()) for i in (0, 5, 10))
+    first, second, third = (e.add_request([i], SamplingParams(max_tokens=3), Letters) for i in (0, 5, 10))
     draw = e._sampler.draw
 
     def interrupted(logits: int, sequence: Sequence, *rest: Any) -> Any:
@@ -471,7 +477,7 @@ def start(request: pytest.FixtureRequest, random_model: Path) -> Iterator[Start]
 def tokens(e: Engine, params: SamplingParams, prompt: list[int] = PROMPT) -> list[int]:
     request = e.add_request(prompt, params)
     drain(e)
-    return list(request.generated)
+    return generated(request)
 
 
 @pytest.mark.parametrize("params", SAMPLING.values(), ids=SAMPLING)
@@ -487,8 +493,8 @@ def test_the_same_tokens_whatever_the_load(start: Start, params: SamplingParams)
     for cached in (0, 64):
         request = e.add_request(PROMPT, params)
         drain(e)
-        assert request.sequence.cached == cached
-        assert list(request.generated) == expected
+        assert request.cached == cached
+        assert generated(request) == expected
     assert tokens(e, params, [*PROMPT[:33], 7, 8, 9, *PROMPT[36:]]) != expected
     assert tokens(e, params) == expected
 
@@ -507,8 +513,8 @@ def test_the_same_tokens_in_a_crowd_and_after_preemption(start: Start, params: S
             requests.append(e.add_request(prompt, params))
             e.step()
         drain(e)
-        assert [list(request.generated) for request in requests] == alone
-        preemptions += sum(request.sequence.preemptions for request in requests)
+        assert [generated(request) for request in requests] == alone
+        preemptions += sum(request.preemptions for request in requests)
     assert preemptions > 0
 
 
@@ -525,7 +531,7 @@ def test_a_cancelled_step_changes_no_token(start: Start) -> None:
         e.step()
         e._executable.step = step  # type: ignore[method-assign]
     drain(e)
-    assert list(kept.generated) == expected
+    assert generated(kept) == expected
 
 
 def _cancelled(batch: Batch) -> Any:

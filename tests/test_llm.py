@@ -105,7 +105,8 @@ def test_generate_continues_text_or_tokens(llm: LLM) -> None:
     assert completion.text == "".join(ANSWER[:3])
     assert completion.logprobs is not None
     assert len(completion.logprobs) == 3
-    assert all(p <= 0 for p in completion.logprobs)
+    assert all(entry.logprob <= 0 for entry in completion.logprobs)
+    assert tuple(entry.token for entry in completion.logprobs) == completion.tokens
     assert llm.generate(llm.tokenize("x"), SamplingParams(max_tokens=3)).tokens == completion.tokens
     assert llm.tokenize("x")[0] == llm.tokenizer.bos_id
     assert llm.detokenize(llm.tokenize("xy", add_special=False)) == "xy"
@@ -307,7 +308,7 @@ def test_what_is_no_prompt_is_named_and_harms_nothing(llm: LLM, ask: Callable[[L
 
 def test_an_error_of_ours_ends_one_answer_and_not_the_model(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = llm.chat(HELLO, stream=True, temperature=0)
-    monkeypatch.setattr(stream._request.decoder, "push", lambda token: 1 / 0)
+    monkeypatch.setattr(stream._request.choices[0].decoder, "push", lambda token: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         list(stream)
     assert list(stream) == []

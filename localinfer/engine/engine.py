@@ -7,69 +7,22 @@ import os
 import time
 from array import array
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from dataclasses import replace
 
 from localinfer.engine.checks import token_ids
 from localinfer.engine.kv import BlockManager
+from localinfer.engine.request import Choice, FinishReason, Output, Request, TextDecoder, TokenLogprob
 from localinfer.engine.runner import run_step
 from localinfer.engine.sampler import Sampler
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.scheduler import Scheduler
 from localinfer.engine.sequence import Chunk, Sequence
+from localinfer.engine.statistics import EngineStatistics
 from localinfer.engine.stop import StopMatcher
 from localinfer.errors import ContextLengthError, LocalInferError
 from localinfer.kernels.base import Cancelled, Executable, LoadConfig
-
-FinishReason = Literal["stop", "length", "cancelled", "error"]
-
-
-class TextDecoder(Protocol):
-    """Turns the tokens of one answer into text, piece by piece, never splitting a character."""
-
-    def push(self, token: int) -> str: ...
-
-    def finish(self) -> str: ...
-
-
-@dataclass(eq=False)
-class Request:
-    """What was asked, and what has come of it so far."""
-
-    id: int
-    params: SamplingParams
-    seed: int
-    sequence: Sequence
-    decoder: TextDecoder | None
-    stops: StopMatcher
-    arrived: float
-    stop_ids: frozenset[int]
-    banned: array[int]  # what cannot be drawn before min_tokens
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    finish_detail: str = ""  # in words: which stop string, or that the context is full
-    error: Exception | None = None  # of a finish_reason "error"; what is no LocalInferError is a bug of ours
-    first_step: float = 0.0  # times of time.perf_counter()
-    first_token: float = 0.0
-    last_token: float = 0.0
-
-    @property
-    def generated(self) -> array[int]:
-        return self.sequence.tokens[self.sequence.prompt_length :]
-
-    @property
-    def generated_count(self) -> int:
-        return len(self.sequence.tokens) - self.sequence.prompt_length
-
-
-class Output(NamedTuple):
-    """What one step brought one request. `text` may lag behind `token`: a stop string may be under way."""
-
-    request: Request
-    token: int | None
-    text: str
-    finish_reason: FinishReason | None
 
 
 class Engine:
@@ -105,35 +58,59 @@ class Engine:
         self._aborted: deque[int] = deque()
         self._in_step: frozenset[int] = frozenset()
         self._outputs: list[Output] = []  # what `step` returns next
+        self._counters = EngineStatistics()
 
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    def add_request(self, prompt: Tokens[int], params: SamplingParams, decoder: TextDecoder | None = None) -> Request:
+    @property
+    def statistics(self) -> EngineStatistics:
+        """A copy of the counters and gauges; any thread may read it."""
+        scheduler, kv = self.scheduler, self.kv
+        return replace(
+            self._counters,
+            preemptions=self._counters.preemptions + sum(r.preemptions for r in list(self._requests.values())),
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_blocks_used=kv.count - kv.free,
+            kv_blocks_total=kv.count,
+            kv_waste_tokens=sum(kv.waste(sequence) for sequence in list(scheduler.running)),
+        )
+
+    def add_request(
+        self,
+        prompt: Tokens[int],
+        params: SamplingParams,
+        new_decoder: Callable[[], TextDecoder] | None = None,
+        *,
+        priority: int = 0,
+    ) -> Request:
         """Queues a prompt of token ids. ContextLengthError if it cannot be answered in the context.
 
-        Without a decoder its outputs have no text, and stop texts cannot be found.
+        `new_decoder` makes the decoder of one answer; without it outputs have no text, and stop texts cannot be
+        found. A lower `priority` is served earlier.
         """
         prompt = token_ids("the prompt", prompt, self.vocab_size)
         self._check_length(prompt, params)
         token_ids("stop_token_ids", params.stop_token_ids, self.vocab_size)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
-        if params.stop and decoder is None:
+        if params.stop and new_decoder is None:
             raise LocalInferError("stop texts need a decoder, or use stop_token_ids")
-        sequence = Sequence.of_prompt(next(self._ids), prompt)
+        id = next(self._ids)
+        sequence = Sequence.of_prompt(id, prompt, priority=priority)
         request = Request(
-            id=sequence.id,
+            id=id,
             params=params,
             seed=int.from_bytes(os.urandom(6), "little") if params.seed is None else params.seed,
-            sequence=sequence,
-            decoder=decoder,
-            stops=StopMatcher(params.stop),
+            priority=priority,
+            prompt=array("i", prompt),
+            choices=[Choice(0, sequence, new_decoder() if new_decoder else None, StopMatcher(params.stop))],
             arrived=time.perf_counter(),
             stop_ids=stop_ids,
             banned=array("i", sorted(stop_ids)),
         )
-        self._requests[request.id] = request
+        self._requests[id] = request
         self.scheduler.add(sequence)
         return request
 
@@ -163,10 +140,7 @@ class Engine:
         self._executable.close()
 
     def _run(self, chunks: list[Chunk]) -> None:
-        started = time.perf_counter()
-        for chunk in chunks:
-            request = self._requests[chunk.sequence.id]
-            request.first_step = request.first_step or started
+        self._begin(chunks)
         self._in_step = frozenset(chunk.sequence.id for chunk in chunks)
         try:
             logits = run_step(self._executable, chunks)
@@ -176,79 +150,120 @@ class Engine:
             return
         except Exception as error:  # it would fail again and again, so nobody who took part may stay
             self.scheduler.rollback(chunks)
-            self._fail(chunks, error)
+            self._fail([chunk.sequence for chunk in chunks], error)
             return
         except BaseException:
             self.scheduler.rollback(chunks)
             raise
         finally:
             self._in_step = frozenset()
-        finishing = [chunk for chunk in chunks if chunk.finishes]
+        self._count(chunks)
+        answering = [chunk.sequence for chunk in chunks if chunk.rows]
         self.scheduler.commit(chunks)
         row_bytes = 4 * logits.vocab_size
         done = 0
         try:
-            for row, chunk in enumerate(finishing):
-                self._advance(self._requests[chunk.sequence.id], logits.address + row * row_bytes)
+            for row, sequence in enumerate(answering):
+                self._advance(sequence, logits.address + row * row_bytes)
                 done += 1
         finally:  # Ctrl-C between two rows: the logits of those behind are gone
-            self._fail(finishing[done:], LocalInferError("the answer was interrupted while its next token was drawn"))
+            lost = LocalInferError("the answer was interrupted while its next token was drawn")
+            self._fail(answering[done:], lost)
 
-    def _fail(self, chunks: list[Chunk], error: Exception) -> None:
-        for chunk in chunks:
-            if (request := self._requests.get(chunk.sequence.id)) is not None:
-                request.error = error
-                self._finish(request, None, "", "error", str(error))
-
-    def _advance(self, request: Request, logits: int) -> None:
-        """Draws the next token of a sequence, and ends its request if that token says so, or if it cannot be drawn."""
-        try:
-            self._draw(request, logits)
-        except Exception as error:
-            request.error = error
-            self._finish(request, None, "", "error", str(error))
-
-    def _draw(self, request: Request, logits: int) -> None:
-        params = request.params
-        early = request.generated_count < params.min_tokens
-        token, logprob = self._sampler.draw(
-            logits, request.sequence, params, request.seed, request.banned if early else None
-        )
+    def _begin(self, chunks: list[Chunk]) -> None:
+        """Notes when requests take part in a step for the first time, and what the cache spared them."""
         now = time.perf_counter()
-        request.first_token = request.first_token or now
-        request.last_token = now
-        request.sequence.tokens.append(token)
-        if logprob is not None:
-            request.logprobs.append(logprob)
-        if token in request.stop_ids:
-            return self._finish(request, token, "", "stop", f"token {token}")
-        text = request.decoder.push(token) if request.decoder else ""
-        text = text if early else request.stops.push(text)
-        if request.stops.matched is not None:
-            return self._finish(request, token, text, "stop", f"text {request.stops.matched!r}")
-        if request.generated_count == params.max_tokens:
-            return self._finish(request, token, text, "length", f"max_tokens {params.max_tokens}")
-        if len(request.sequence.tokens) == self.config.context:
-            return self._finish(request, token, text, "length", f"the context of {self.config.context} tokens is full")
-        self._outputs.append(Output(request, token, text, None))
+        for chunk in chunks:
+            request = self._requests[chunk.sequence.id]
+            if not request.first_step:
+                request.first_step = now
+                self._counters.prompt_tokens += len(request.prompt)
+                self._counters.cached_tokens += request.cached or 0
 
-    def _finish(self, request: Request, token: int | None, text: str, reason: FinishReason, detail: str) -> None:
-        """The request leaves; text still on its way is let out first, unless a stop string swallowed it."""
+    def _count(self, chunks: list[Chunk]) -> None:
+        """Counts a step that is executed but not committed."""
+        prompts = sum(chunk.sequence.computed < chunk.sequence.prompt_length for chunk in chunks)
+        self._counters.steps += 1
+        self._counters.steps_mixed += 0 < prompts < len(chunks)
+        self._counters.steps_cached += any(chunk.sequence.cached for chunk in chunks)
+
+    def _fail(self, sequences: list[Sequence], error: Exception) -> None:
+        for sequence in sequences:
+            if (request := self._requests.get(sequence.id)) is not None:
+                self._end(request, "error", str(error), error)
+
+    def _advance(self, sequence: Sequence, logits: int) -> None:
+        """Draws the next token of a sequence; its request ends if it cannot be drawn."""
+        request = self._requests[sequence.id]
         try:
-            text += _last_text(request)
+            self._draw(request, request.choices[sequence.index], logits)
+        except Exception as error:
+            self._end(request, "error", str(error), error)
+
+    def _draw(self, request: Request, choice: Choice, logits: int) -> None:
+        params, sequence = request.params, choice.sequence
+        early = choice.generated_count < params.min_tokens
+        token, logprob = self._sampler.draw(logits, sequence, params, request.seed, request.banned if early else None)
+        request.last_token = time.perf_counter()
+        request.first_token = request.first_token or request.last_token
+        self._counters.generated_tokens += 1
+        sequence.tokens.append(token)
+        if logprob is not None:
+            choice.logprobs.append(logprob)
+        if token in request.stop_ids:
+            return self._finish(request, choice, "stop", f"token {token}", token, "", logprob)
+        text = choice.decoder.push(token) if choice.decoder else ""
+        text = text if early else choice.stops.push(text)
+        if end := self._end_after(params, choice):
+            return self._finish(request, choice, *end, token, text, logprob)
+        self._outputs.append(Output(request, choice.index, token, text, logprob, None))
+
+    def _end_after(self, params: SamplingParams, choice: Choice) -> tuple[FinishReason, str] | None:
+        """Whether an answer ends with the token it has just got: why, and in words."""
+        if choice.stops.matched is not None:
+            return "stop", f"text {choice.stops.matched!r}"
+        if choice.generated_count == params.max_tokens:
+            return "length", f"max_tokens {params.max_tokens}"
+        if len(choice.sequence.tokens) == self.config.context:
+            return "length", f"the context of {self.config.context} tokens is full"
+        return None
+
+    def _end(self, request: Request, reason: FinishReason, detail: str, error: Exception | None = None) -> None:
+        """All answers of a request that are under way end, whatever they have got."""
+        request.error = request.error or error
+        for choice in request.choices:
+            if choice.finish_reason is None:
+                self._finish(request, choice, reason, detail)
+
+    def _finish(
+        self,
+        request: Request,
+        choice: Choice,
+        reason: FinishReason,
+        detail: str,
+        token: int | None = None,
+        text: str = "",
+        logprob: TokenLogprob | None = None,
+    ) -> None:
+        """An answer is over; text still on its way is let out first."""
+        try:
+            text += choice.last_text()
         except Exception as error:
             request.error = request.error or error
             reason, detail = "error", str(request.error)
-        request.finish_reason, request.finish_detail = reason, detail
-        self.scheduler.finish(request.sequence)
-        del self._requests[request.id]
-        self._outputs.append(Output(request, token, text, reason))
+        choice.finish_reason, choice.finish_detail = reason, detail
+        self.scheduler.finish(choice.sequence)
+        if all(each.finish_reason for each in request.choices):
+            request.finish_reason = request.choices[0].finish_reason
+            self._counters.preemptions += request.preemptions
+            del self._requests[request.id]
+        self._outputs.append(Output(request, choice.index, token, text, logprob, reason))
 
     def _leave_aborted(self) -> None:
         while self._aborted:
             request = self._requests.get(self._aborted.popleft())
             if request is not None:
-                self._finish(request, None, "", "cancelled", "by the caller")
+                self._end(request, "cancelled", "by the caller")
 
     def _check_length(self, prompt: Tokens[int], params: SamplingParams) -> None:
         context, wanted = self.config.context, params.max_tokens or 1
@@ -260,11 +275,3 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens{asked}, but the context holds {context}",
                 "shorten the prompt, lower max_tokens, or load the model with a larger context",
             )
-
-
-def _last_text(request: Request) -> str:
-    if request.stops.matched is not None:
-        return ""
-    rest = request.decoder.finish() if request.decoder else ""
-    text = request.stops.push(rest)
-    return text if request.stops.matched is not None else text + request.stops.finish()

@@ -44,6 +44,10 @@ class BlockManager:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
+    def waste(self, sequence: Sequence) -> int:
+        """Places in the blocks of a sequence that hold nothing."""
+        return len(sequence.blocks) * self.block_size - sequence.computed
+
     def admit(self, sequence: Sequence) -> None:
         """Gives a sequence without blocks those that the cache has of its beginning, and sets `computed`.
 

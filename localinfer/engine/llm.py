@@ -14,7 +14,7 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,17 +22,17 @@ from typing import Any, Literal, NamedTuple, overload
 from weakref import WeakValueDictionary
 
 from localinfer.engine.checks import token_ids, wrong
-from localinfer.engine.engine import FinishReason, Output, Request
+from localinfer.engine.engine import Engine
 from localinfer.engine.load import chat_defaults, load, say
 from localinfer.engine.plan import CHUNK, Plan, Wishes
 from localinfer.engine.prompt import Message, chat_prompt
+from localinfer.engine.request import FinishReason, Output, Request, TextDecoder, TokenLogprob
 from localinfer.engine.sampling import SamplingParams
 from localinfer.errors import LocalInferError, UnsupportedError
 from localinfer.formats.gguf import open_gguf
 from localinfer.hub.store import resolve
 from localinfer.kernels.base import KvType, Progress
 from localinfer.text.chat_template import ChatTemplate, template_for
-from localinfer.text.detokenizer import Detokenizer
 from localinfer.text.tokenizer import load_tokenizer
 
 UNMARKED = (
@@ -48,7 +48,7 @@ class Completion:
     `tokens` are the tokens drawn, the one that ended the answer included; `text` is without it. `finish_reason` is
     "stop" (the model ended, or a stop text or token came), "length" (max_tokens, or the context is full) or
     "cancelled"; `finish_detail` says which, in words. `cached_tokens` of the prompt were not computed again. `seed`
-    gives the same answer again. `logprobs` has one number per token, if asked for.
+    gives the same answer again. `logprobs` has one entry per token, if asked for.
     """
 
     text: str
@@ -61,7 +61,7 @@ class Completion:
     prefill_seconds: float  # from the first step to the first token
     decode_seconds: float  # from the first token to the last
     seed: int
-    logprobs: tuple[float, ...] | None
+    logprobs: tuple[TokenLogprob, ...] | None
 
     @property
     def message(self) -> dict[str, Any]:
@@ -128,19 +128,20 @@ class TextStream(Iterator[TextChunk]):
         request = self._request
         if request.finish_reason is None or not self._over:
             raise LocalInferError("the answer is not complete yet", "read the stream to its end first")
+        choice = request.choices[0]
         started = request.first_step or time.perf_counter()
         return Completion(
             text="".join(self._texts),
-            tokens=tuple(request.generated),
+            tokens=tuple(choice.generated),
             finish_reason=request.finish_reason,
-            finish_detail=request.finish_detail,
-            prompt_tokens=request.sequence.prompt_length,
-            cached_tokens=request.sequence.cached or 0,
+            finish_detail=choice.finish_detail,
+            prompt_tokens=len(request.prompt),
+            cached_tokens=request.cached or 0,
             queue_seconds=started - request.arrived,
             prefill_seconds=max(0.0, request.first_token - started),
             decode_seconds=request.last_token - request.first_token,
             seed=request.seed,
-            logprobs=tuple(request.logprobs) if request.params.logprobs else None,
+            logprobs=tuple(choice.logprobs) if request.params.logprobs else None,
         )
 
     def cancel(self) -> None:
@@ -188,6 +189,8 @@ class LLM:
         kv_type: KvType | tuple[KvType, KvType] = "f16",
         max_sequences: int = 1,
         chunk: int = CHUNK,
+        kv_tokens: int | None = None,
+        promised: int = 0,
         prefix_cache: bool = True,
         chat_template: str | None = None,
         progress: Progress | None = None,
@@ -196,8 +199,9 @@ class LLM:
 
         `context` None takes what model and memory allow (engine/plan.py); `threads` 0 takes one per physical core;
         `kv_type` is the type of the cached keys and values, or one for each; at most `max_sequences` answers are
-        computed at the same time; prompts are processed in pieces of `chunk` tokens; `chat_template` is jinja2 source
-        to use instead of the file's. `progress` is called with bytes done and bytes in all.
+        computed at the same time; prompts are processed in pieces of `chunk` tokens; `kv_tokens` and `promised` are
+        as in Wishes (engine/plan.py); `chat_template` is jinja2 source to use instead of the file's. `progress` is
+        called with bytes done and bytes in all.
 
         Raises FormatError, UnsupportedError or MemoryPlanError, before much is read, and LocalInferError for an
         argument that makes no sense.
@@ -212,7 +216,7 @@ class LLM:
         kv_types = kv_type if isinstance(kv_type, tuple) else (kv_type, kv_type)
         if len(kv_types) != 2:
             raise wrong("kv_type", kv_type, "a type, or a pair of types: of keys and of values")
-        wishes = Wishes(context, *kv_types, threads, max_sequences, chunk)
+        wishes = Wishes(context, *kv_types, threads, max_sequences, chunk, kv_tokens=kv_tokens, promised=promised)
         with ExitStack() as undo:  # a file that is not loaded does not stay open
             self._file = undo.enter_context(open_gguf(self.path))
             self.metadata = self._file.metadata
@@ -232,6 +236,11 @@ class LLM:
         self._stepping = threading.Lock()
         self.closed = False
 
+    @property
+    def engine(self) -> Engine:
+        """The loop behind it, for those who run it themselves; then nobody calls the methods here that answer."""
+        return self._engine
+
     def generate(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **sampling: Any
     ) -> Completion:
@@ -245,7 +254,7 @@ class LLM:
         """Like `generate`, piece by piece. A prompt that does not fit the context is a ContextLengthError at once."""
         ids = self.tokenize(prompt) if isinstance(prompt, str) else prompt
         chosen = _chosen(params, SamplingParams(), sampling)
-        return self._start(ids, chosen, self.tokenizer.detokenizer(skip_special=True, strip_prefix=False))
+        return self._start(ids, chosen, lambda: self.tokenizer.detokenizer(skip_special=True, strip_prefix=False))
 
     @overload
     def chat(
@@ -288,7 +297,7 @@ class LLM:
         """
         ids = self.chat_tokens(messages, template_variables)
         chosen = _chosen(params, self.chat_defaults, sampling)
-        answer = self._start(ids, chosen, self.tokenizer.detokenizer(skip_special=True))
+        answer = self._start(ids, chosen, lambda: self.tokenizer.detokenizer(skip_special=True))
         return answer if stream else _finished(answer)
 
     def chat_tokens(
@@ -322,6 +331,13 @@ class LLM:
             if (stream := reference()) is not None:
                 stream.cancel()
 
+    def detach(self) -> None:
+        """Makes the model independent of its file, which may then be shortened, overwritten or deleted.
+
+        Costs a copy of the file's metadata. MemoryPlanError if memory is short.
+        """
+        self._file.detach()
+
     def close(self) -> None:
         """Gives the memory back; nothing can be asked afterwards."""
         if not self.closed:
@@ -337,9 +353,9 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _start(self, ids: Sequence[int], params: SamplingParams, decoder: Detokenizer) -> TextStream:
+    def _start(self, ids: Sequence[int], params: SamplingParams, new_decoder: Callable[[], TextDecoder]) -> TextStream:
         self._check_open()
-        request = self._engine.add_request(ids, params, decoder)
+        request = self._engine.add_request(ids, params, new_decoder)
         stream = TextStream(self, request)
         self._streams[request.id] = stream
         return stream

@@ -9,7 +9,7 @@ from localinfer.kernels.base import Batch, Executable, Logits
 
 
 def batch_of_chunks(chunks: list[Chunk]) -> Batch:
-    """The Batch of a step. Wanted are the logits of the last token of every chunk that finishes its sequence."""
+    """The Batch of a step. Wanted are the logits of the last `rows` tokens of every chunk."""
     batch = Batch(array("i"), array("i"), array("i", [0]), array("i"), array("i", [0]), array("i"))
     for chunk in chunks:
         sequence, first, last = chunk.sequence, chunk.sequence.computed, chunk.sequence.computed + chunk.count
@@ -18,11 +18,10 @@ def batch_of_chunks(chunks: list[Chunk]) -> Batch:
         batch.starts.append(len(batch.tokens))
         batch.block_table.extend(sequence.blocks)
         batch.table_starts.append(len(batch.block_table))
-        if chunk.finishes:
-            batch.logit_rows.append(len(batch.tokens) - 1)
+        batch.logit_rows.extend(range(len(batch.tokens) - chunk.rows, len(batch.tokens)))
     return batch
 
 
 def run_step(executable: Executable, chunks: list[Chunk]) -> Logits:
-    """Executes one step: a row of logits for every chunk that finishes its sequence, in order. Raises Cancelled."""
+    """Executes one step: the rows of logits that the chunks want, in order. Raises Cancelled."""
     return executable.step(batch_of_chunks(chunks))

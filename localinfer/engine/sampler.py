@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+from localinfer.engine.request import TokenLogprob
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.sequence import Sequence
 from localinfer.kernels.host.sampler import NativeSampler
@@ -17,7 +18,7 @@ class Sampler:
 
     def draw(
         self, logits: int, sequence: Sequence, params: SamplingParams, seed: int, banned: array[int] | None
-    ) -> tuple[int, float | None]:
+    ) -> tuple[int, TokenLogprob | None]:
         """The token at position `len(sequence.tokens)`, and its log probability if `params` asks for it.
 
         `logits` is the address of the row. LocalInferError if nothing can be drawn from it (NaN, for example).
@@ -26,7 +27,7 @@ class Sampler:
         if params.penalizes:
             seen = sequence.tokens[-params.penalty_window :]  # a window of 0 is everything
             from_prompt = max(0, len(seen) - (len(sequence.tokens) - sequence.prompt_length))
-        return self._native.sample(
+        token, logprob = self._native.sample(
             logits,
             temperature=params.temperature,
             top_k=params.top_k,
@@ -43,6 +44,7 @@ class Sampler:
             banned=banned,
             with_logprob=params.logprobs,
         )
+        return token, None if logprob is None else TokenLogprob(token, logprob)
 
     def close(self) -> None:
         self._native.close()

@@ -1,10 +1,19 @@
-"""One request's tokens, and how far their keys and values are computed."""
+"""One answer's tokens, and how far their keys and values are computed."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class NearMiss(NamedTuple):
+    """The first token in which a prompt differs from the cached tokens that agree with it longest."""
+
+    position: int
+    cached: int
+    asked: int
 
 
 @dataclass(eq=False)
@@ -13,26 +22,36 @@ class Sequence:
 
     `tokens` are the prompt and what was generated. Keys and values of the first `computed` tokens are committed to
     the cache; position p lies in `blocks[p // block_size]`. `cached` counts the prompt tokens whose keys and values
-    were found in the cache when the sequence was first admitted.
+    were found in the cache when the sequence was first admitted. `id` is its request's, `index` tells the sequences
+    of one request apart. Logits are wanted of every token from position `rows_from` on (None: of the last alone).
     """
 
     id: int
     tokens: array[int]
     prompt_length: int
+    index: int = 0
+    priority: int = 0  # the lower, the earlier
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)  # chained, of the committed full blocks
     computed: int = 0
     cached: int | None = None
+    near_miss: NearMiss | None = None
     preemptions: int = 0
+    rows_from: int | None = None
 
     @classmethod
-    def of_prompt(cls, id: int, prompt: Tokens[int]) -> Sequence:
-        return cls(id, array("i", prompt), len(prompt))
+    def of_prompt(cls, id: int, prompt: Tokens[int], *, index: int = 0, priority: int = 0) -> Sequence:
+        return cls(id, array("i", prompt), len(prompt), index, priority)
 
     @property
     def remaining(self) -> int:
         """Tokens still to be processed before the next one can be drawn; 1 in a plain decode."""
         return len(self.tokens) - self.computed
+
+    def rows(self, count: int) -> int:
+        """Of how many of the next `count` tokens, the last of them, logits are wanted."""
+        first = len(self.tokens) - 1 if self.rows_from is None else self.rows_from
+        return max(0, min(count, self.computed + count - first))
 
 
 @dataclass(frozen=True)
@@ -41,6 +60,11 @@ class Chunk:
 
     sequence: Sequence
     count: int
+
+    @property
+    def rows(self) -> int:
+        """Of how many of its tokens, the last of them, logits are wanted."""
+        return self.sequence.rows(self.count)
 
     @property
     def finishes(self) -> bool:

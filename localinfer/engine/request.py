@@ -1,0 +1,108 @@
+"""What was asked of the engine, and what has come of it so far."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from localinfer.engine.sampling import SamplingParams
+from localinfer.engine.sequence import NearMiss, Sequence
+from localinfer.engine.stop import StopMatcher
+
+FinishReason = Literal["stop", "length", "cancelled", "error", "loop"]
+
+
+class TextDecoder(Protocol):
+    """Turns the tokens of one answer into text, piece by piece, never splitting a character."""
+
+    def push(self, token: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class TokenLogprob(NamedTuple):
+    """A token, its log probability, and the likeliest tokens at its place with theirs, the likeliest first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(eq=False)
+class Choice:
+    """One of the answers to a request."""
+
+    index: int
+    sequence: Sequence
+    decoder: TextDecoder | None
+    stops: StopMatcher
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    finish_detail: str = ""  # in words: which stop string, or that the context is full
+
+    @property
+    def generated(self) -> array[int]:
+        return self.sequence.tokens[self.sequence.prompt_length :]
+
+    @property
+    def generated_count(self) -> int:
+        return len(self.sequence.tokens) - self.sequence.prompt_length
+
+    def last_text(self) -> str:
+        """The text that was still on its way when the answer ended, unless a stop string swallowed it."""
+        if self.stops.matched is not None:
+            return ""
+        text = self.stops.push(self.decoder.finish() if self.decoder else "")
+        return text if self.stops.matched is not None else text + self.stops.finish()
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt, how it is to be answered, and its answers. Times are of time.perf_counter(), 0 before they come."""
+
+    id: int
+    params: SamplingParams
+    seed: int
+    priority: int
+    prompt: array[int]
+    choices: list[Choice]
+    arrived: float
+    stop_ids: frozenset[int]
+    banned: array[int]  # what cannot be drawn before min_tokens
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    finish_reason: FinishReason | None = None  # of the first choice, once all are over
+    error: Exception | None = None  # of a finish_reason "error"; what is no LocalInferError is a bug of ours
+    first_step: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+    @property
+    def cached(self) -> int | None:
+        """Prompt tokens that were found in the cache; None before the first step."""
+        return self.choices[0].sequence.cached
+
+    @property
+    def near_miss(self) -> NearMiss | None:
+        """Where the prompt parted from what the cache holds, if it began like something in it."""
+        return self.choices[0].sequence.near_miss
+
+    @property
+    def preemptions(self) -> int:
+        """How often an answer gave its room to others and was computed again."""
+        return sum(choice.sequence.preemptions for choice in self.choices)
+
+
+class Output(NamedTuple):
+    """What one step brought one choice of a request.
+
+    `text` may lag behind `token`: a stop string may be under way. After the last output of a request,
+    `Request.finish_reason` is set.
+    """
+
+    request: Request
+    index: int
+    token: int | None
+    text: str
+    logprob: TokenLogprob | None
+    finish_reason: FinishReason | None
