@@ -1,14 +1,13 @@
 """`localinfer chat [NAME]`"""
 
-import os
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from localinfer.cli.options import Backend, Context, KvType, Template, Threads, refuse_other_encodings, with_sampling
-from localinfer.cli.output import aside, ask
-from localinfer.errors import LocalInferError, UnsupportedError
+from localinfer.cli.output import aside
+from localinfer.cli.pull import offer_to_pull
+from localinfer.errors import UnsupportedError
 
 DEFAULT_MODEL = "smollm2:135m"
 
@@ -35,7 +34,7 @@ def command(
     """
     refuse_other_encodings(**{"--system": system})
     name = model or DEFAULT_MODEL
-    _pull_if_needed(name, yes)
+    offer_to_pull(name, yes, "chat")
     from localinfer.cli.chat_session import Session
     from localinfer.cli.conversation import Conversation
     from localinfer.cli.loading import load_model
@@ -55,22 +54,3 @@ def command(
                 f"{name}: context of {llm.context} tokens ({llm.plan.reason}), {llm.backend} backend. /help for help."
             )
         Session(llm, reader, Conversation(system), params).run()
-
-
-def _pull_if_needed(name: str, yes: bool) -> None:
-    """Offers to pull a model of the catalog that is not installed."""
-    from localinfer.hub.store import model_file
-
-    if model_file(name) is not None or os.path.exists(name):
-        return
-    from localinfer.cli.output import size
-    from localinfer.cli.pull import pull_model
-    from localinfer.hub.catalog import CATALOG
-
-    entry = CATALOG.get(name)
-    if entry is None:
-        return
-
-    if not yes and not (sys.stdin.isatty() and ask(f"{name} is not installed. Download {size(entry.size)} now?")):
-        raise LocalInferError(f"{name} is not installed", f"localinfer pull {name}, or localinfer chat {name} --yes")
-    pull_model(name)

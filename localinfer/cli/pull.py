@@ -1,10 +1,13 @@
 """`localinfer pull NAME`"""
 
+import os
+import sys
 from typing import Annotated
 
 import typer
 
-from localinfer.cli.output import note, size
+from localinfer.cli.output import ask, note, size
+from localinfer.errors import LocalInferError
 
 
 def command(
@@ -23,3 +26,22 @@ def pull_model(name: str, *, verify: bool = False) -> None:
     with TerminalReport() as report:
         model = pull(name, verify=verify, report=report)
     note(f"{model.name} is installed: {model.path} ({size(model.size)})")
+
+
+def offer_to_pull(name: str, yes: bool, command: str) -> None:
+    """Offers to pull a model of the catalog that is not installed; `yes` does it unasked, as `command --yes` would."""
+    from localinfer.hub.store import model_file
+
+    if model_file(name) is not None or os.path.exists(name):
+        return
+    from localinfer.hub.catalog import CATALOG
+
+    entry = CATALOG.get(name)
+    if entry is None:
+        return
+
+    if not yes and not (sys.stdin.isatty() and ask(f"{name} is not installed. Download {size(entry.size)} now?")):
+        raise LocalInferError(
+            f"{name} is not installed", f"localinfer pull {name}, or localinfer {command} {name} --yes"
+        )
+    pull_model(name)
