@@ -21,6 +21,7 @@ class ServerSettings:
     keep_alive       seconds that an idle connection stays open: agents think for longer than a few
     idle_unload      seconds after which a model that nobody asks is unloaded; 0: never
     log_file         where the lines about requests go instead of to standard error
+    ping_seconds     silence after which a stream gets a comment: clients give up after 30 s of it
     verbose          whether requests that ask nothing of a model (health, metrics) have lines too
     """
 
@@ -38,3 +39,4 @@ class ServerSettings:
     idle_unload: float = 0.0
     log_file: str = ""
     verbose: bool = False
+    ping_seconds: float = 10.0
