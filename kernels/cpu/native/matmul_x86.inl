@@ -726,38 +726,85 @@ inline void multiply(const PackedMatrix& w, const Activations& a, int tokens, in
     }
 }
 
-inline void quantize_row(const float* x, int32_t cols, int8_t* q, float* scale, float* sum16, float* sum32) {
-    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-    for (int32_t g = 0; g < cols / 16; g++) {
-        const __m256 low = _mm256_loadu_ps(x + 16 * g), high = _mm256_loadu_ps(x + 16 * g + 8);
-        // Bit patterns of |x| order as the numbers do, and put NaN last.
-        const __m256i both = _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(low), magnitude),
-                                              _mm256_and_si256(_mm256_castps_si256(high), magnitude));
-        __m128i four = _mm_max_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
-        four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-        four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1));
-        const uint32_t largest = static_cast<uint32_t>(_mm_cvtsi128_si32(four));
-        __m128i* out = reinterpret_cast<__m128i*>(q + 16 * g);
-        if (largest < kSmallestMagnitudeBits || largest > kLargestMagnitudeBits) {
-            _mm_storeu_si128(out, _mm_setzero_si128());
-            scale[g] = largest > kLargestMagnitudeBits ? __builtin_nanf("") : 0.0f;
-            sum16[g] = scale[g] * 0.0f;
-            continue;
-        }
-        const __m128 most = _mm_castsi128_ps(four), limit = _mm_set_ss(127.0f);
-        const __m256 inverse = _mm256_broadcastss_ps(_mm_div_ss(limit, most));
-        const __m256i i0 = _mm256_cvtps_epi32(_mm256_mul_ps(low, inverse));
-        const __m256i i1 = _mm256_cvtps_epi32(_mm256_mul_ps(high, inverse));
-        const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(i0, i1), 0xd8);
-        const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-        _mm_storeu_si128(out, bytes);
-        const __m256i sums = _mm256_add_epi32(i0, i1);
-        __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-        sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-        sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
-        scale[g] = _mm_cvtss_f32(_mm_div_ss(most, limit));
-        sum16[g] = scale[g] * static_cast<float>(_mm_cvtsi128_si32(sum));
+// Bit patterns of |x| order as the numbers do, and put NaN last.
+LI_INLINE __m256i magnitudes(__m256 x) {
+    return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
+}
+
+// Lane g of the result combines the eight lanes of v[g].
+template <class Combine> LI_INLINE __m256i combine_lanes(const __m256i (&v)[8], Combine f) {
+    __m256i pairs[4], fours[2];
+    for (int i = 0; i < 4; i++)
+        pairs[i] = f(_mm256_unpacklo_epi32(v[2 * i], v[2 * i + 1]), _mm256_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
+    for (int i = 0; i < 2; i++)
+        fours[i] = f(_mm256_unpacklo_epi64(pairs[2 * i], pairs[2 * i + 1]),
+                     _mm256_unpackhi_epi64(pairs[2 * i], pairs[2 * i + 1]));
+    return f(_mm256_permute2x128_si256(fours[0], fours[1], 0x20), _mm256_permute2x128_si256(fours[0], fours[1], 0x31));
+}
+
+// 16 values times `inverse`, rounded; the sums of two lanes each.
+LI_INLINE __m256i quantize_values(const float* x, __m256 inverse, int8_t* q) {
+    const __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), inverse));
+    const __m256i high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8), inverse));
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q), bytes);
+    return _mm256_add_epi32(low, high);
+}
+
+// One group of 16, whatever is in it.
+inline void quantize_group(const float* x, int8_t* q, float* scale, float* sum16) {
+    uint32_t lanes[8], largest = 0;
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), _mm256_max_epi32(magnitudes(_mm256_loadu_ps(x)), magnitudes(_mm256_loadu_ps(x + 8))));
+    for (const uint32_t lane : lanes)
+        largest = lane > largest ? lane : largest;
+    if (largest < kSmallestMagnitudeBits || largest > kLargestMagnitudeBits) {
+        std::memset(q, 0, 16);
+        *scale = largest > kLargestMagnitudeBits ? __builtin_nanf("") : 0.0f;
+        *sum16 = *scale * 0.0f;
+        return;
     }
-    for (int32_t b = 0; b < cols / 32; b++)
+    float most;
+    std::memcpy(&most, &largest, 4);
+    int32_t sums[8], sum = 0;
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums), quantize_values(x, _mm256_set1_ps(127.0f / most), q));
+    for (const int32_t lane : sums)
+        sum += lane;
+    *scale = most / 127.0f;
+    *sum16 = *scale * static_cast<float>(sum);
+}
+
+// Eight groups of 16 that are neither tiny nor infinite; false, and nothing is written, if one of them is.
+LI_INLINE bool quantize_groups(const float* x, int8_t* q, float* scale, float* sum16) {
+    __m256i each[8];
+    for (int g = 0; g < 8; g++)
+        each[g] = _mm256_max_epi32(magnitudes(_mm256_loadu_ps(x + 16 * g)), magnitudes(_mm256_loadu_ps(x + 16 * g + 8)));
+    const __m256i largest = combine_lanes(each, [](__m256i a, __m256i b) { return _mm256_max_epi32(a, b); });
+    const __m256i tiny = _mm256_cmpgt_epi32(_mm256_set1_epi32(kSmallestMagnitudeBits), largest);
+    const __m256i huge = _mm256_cmpgt_epi32(largest, _mm256_set1_epi32(kLargestMagnitudeBits));
+    if (!_mm256_testz_si256(_mm256_or_si256(tiny, huge), _mm256_set1_epi32(-1)))
+        return false;
+    const __m256 most = _mm256_castsi256_ps(largest), limit = _mm256_set1_ps(127.0f);
+    float inverse[8];
+    _mm256_storeu_ps(inverse, _mm256_div_ps(limit, most));
+    for (int g = 0; g < 8; g++)
+        each[g] = quantize_values(x + 16 * g, _mm256_set1_ps(inverse[g]), q + 16 * g);
+    const __m256i sums = combine_lanes(each, [](__m256i a, __m256i b) { return _mm256_add_epi32(a, b); });
+    const __m256 scales = _mm256_div_ps(most, limit);
+    _mm256_storeu_ps(scale, scales);
+    _mm256_storeu_ps(sum16, _mm256_mul_ps(scales, _mm256_cvtepi32_ps(sums)));
+    return true;
+}
+
+inline void quantize_row(const float* x, int32_t cols, int8_t* q, float* scale, float* sum16, float* sum32) {
+    const int32_t groups = cols / 16;
+    for (int32_t g = 0; g < groups;) {
+        const int32_t end = g + 8;
+        if (end <= groups && quantize_groups(x + 16 * g, q + 16 * g, scale + g, sum16 + g))
+            g = end;
+        for (; g < end && g < groups; g++)
+            quantize_group(x + 16 * g, q + 16 * g, scale + g, sum16 + g);
+    }
+    for (int32_t b = 0; b < groups / 2; b++)
         sum32[b] = sum16[2 * b] + sum16[2 * b + 1];
 }
