@@ -117,11 +117,42 @@ class Logits(Protocol):
         ...
 
 
+class Hidden(Protocol):
+    """The states after the final norm, float32 `[rows, size]`; valid until the next step.
+
+    `address` is where they lie in this process's memory (row-major, contiguous).
+    """
+
+    rows: int
+    size: int
+    address: int
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """A view as a numpy array (imports numpy)."""
+        ...
+
+
 class Executable(Protocol):
     """A loaded model. One step at a time; not re-entrant."""
 
     def step(self, batch: Batch) -> Logits:
         """Runs the program on one batch. Raises Cancelled, once, if `cancel` has been called."""
+        ...
+
+    def hidden(self, batch: Batch) -> Hidden:
+        """As `step`, keys and values included, but ends with `Program.hidden` instead of logits.
+
+        That is what the head's product reads for `batch.logit_rows`, which may be as many as the step has tokens
+        (`max_rows` bounds logits only). A row's bits depend on its sequence alone, as those of logits do.
+        UnsupportedError if the program names no hidden states.
+        """
+        ...
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole KV blocks `(from, to)`: every layer's keys and values, with their scales, in the order given.
+
+        Between steps only. ValueError, and nothing is copied, if a block is outside the pool.
+        """
         ...
 
     def cancel(self) -> None:

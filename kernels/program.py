@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Literal, TypeVar, dataclass_transform
 
+from localinfer.errors import UnsupportedError
+
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 _Class = TypeVar("_Class")
 
@@ -267,7 +269,8 @@ class SelectRows(Op):
 class Program:
     """A recorded model. `ops` are in execution order; every Value is written once, before it is read.
 
-    `output` is the logits, `[rows, vocab_size]`. `context_length` is the longest position range that the
+    `output` is the logits, `[rows, vocab_size]`; `hidden`, if the model names it, the value `[rows, hidden_size]` that
+    the head turns into logits: the states after the final norm. `context_length` is the longest position range that the
     model's metadata allows; the served context is chosen at load and may be smaller.
     """
 
@@ -278,6 +281,7 @@ class Program:
     vocab_size: int
     context_length: int
     metadata: dict[str, str] = field(default_factory=dict)
+    hidden: Value | None = None
 
     def matrices(self) -> Iterator[Matrix]:
         """Every Matrix that some op uses, once each, in order of first use."""
@@ -289,6 +293,13 @@ class Program:
 
     def _weights(self) -> Iterator[Matrix | Vector]:
         return iter(dict.fromkeys(w for op in self.ops for w in op.weights))
+
+    def up_to_hidden(self) -> tuple[Op, ...]:
+        """The ops that compute `hidden`, without the head behind them; UnsupportedError if there is none."""
+        if self.hidden is None:
+            raise UnsupportedError(f"{self.name} names no hidden states", "use a model that records them")
+        end = next(i for i, op in enumerate(self.ops) if self.hidden in op.outputs)
+        return self.ops[: end + 1]
 
     def __str__(self) -> str:
         head = (

@@ -115,18 +115,19 @@ def record_decoder(source: ModelSource, config: DecoderConfig) -> Program:
     for i in range(config.layers):
         x = _attention(r, config, i, x)
         x = _feed_forward(r, config, i, x)
-    x = r.rms_norm("normed", x, r.vector("output_norm.weight", config.width), config.norm_eps)
+    hidden = r.rms_norm("normed", x, r.vector("output_norm.weight", config.width), config.norm_eps)
     head = table
     if source.tensors.has_tensor("output.weight"):
         head = r.matrix("output.weight", table.rows, config.width)
-    (x,) = r.linear(("logits",), x, (head,), (r.optional_vector("output.bias", head.rows),))
+    (x,) = r.linear(("logits",), hidden, (head,), (r.optional_vector("output.bias", head.rows),))
     if config.logit_scale != 1.0:
         x = r.scale("scaled_logits", x, config.logit_scale)
     if config.logit_softcap:
         x = r.softcap("capped_logits", x, config.logit_softcap)
     metadata = {"architecture": source.architecture}
     name = source.metadata.get("general.name")
-    return r.finish(name if isinstance(name, str) and name else source.architecture, x, config.context_length, metadata)
+    title = name if isinstance(name, str) and name else source.architecture
+    return r.finish(title, x, hidden, config.context_length, metadata)
 
 
 def _attention(r: Recorder, c: DecoderConfig, i: int, x: Value) -> Value:

@@ -130,8 +130,9 @@ class Recorder:
         self.ops.append(SelectRows(out, x))
         return out
 
-    def finish(self, name: str, output: Value, context_length: int, metadata: dict[str, str]) -> Program:
-        return Program(name, tuple(self.ops), tuple(self.kv), output, output.width, context_length, metadata)
+    def finish(self, name: str, output: Value, hidden: Value, context_length: int, metadata: dict[str, str]) -> Program:
+        ops, kv = tuple(self.ops), tuple(self.kv)
+        return Program(name, ops, kv, output, output.width, context_length, metadata, hidden)
 
     def _like(self, name: str, x: Value) -> Value:
         return self._new(name, x.dim, x.width)

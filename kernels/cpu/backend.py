@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, cached_property
@@ -130,16 +130,33 @@ class CpuBackend:
 class CpuExecutable:
     """A loaded model; see `kernels.base.Executable`."""
 
-    def __init__(self, model: int, ops: list[Lowered], vocab_size: int, memory: MemoryPlan, threads: int) -> None:
+    def __init__(self, model: int, program: Program, ops: list[Lowered], memory: MemoryPlan, threads: int) -> None:
         self._model: int | None = model
+        self._program = program
         self._lock = threading.RLock()  # close may come from another thread, and from a signal handler
         self._process = os.getpid()
         self._ops = ops
-        self._vocab_size = vocab_size
         self.memory = memory
         self.threads = threads
 
     def step(self, batch: Batch) -> CpuLogits:
+        native = library()
+        self._run(native.li_cpu_step, batch)
+        return CpuLogits(len(batch.logit_rows), self._program.vocab_size, native.li_cpu_logits(self._model))
+
+    def hidden(self, batch: Batch) -> CpuHidden:
+        native = library()
+        value = self._program.up_to_hidden()[-1].outputs[0]
+        self._run(native.li_cpu_hidden_step, batch)
+        return CpuHidden(len(batch.logit_rows), value.width, native.li_cpu_hidden(self._model))
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        native, model = library(), self._handle()
+        flat = array("i", (block for pair in pairs for block in pair))
+        if native.li_cpu_copy_blocks(model, _address(flat), len(pairs)):
+            raise ValueError(f"the copy was refused: {native.li_cpu_error(model).decode()}")
+
+    def _run(self, step: Callable[..., int], batch: Batch) -> None:
         native = library()
         arrays = (
             batch.tokens,
@@ -159,12 +176,11 @@ class CpuExecutable:
             *(_address(a) for a in arrays),
         )
         model = self._handle()
-        outcome = native.li_cpu_step(model, ctypes.byref(view))
+        outcome = step(model, ctypes.byref(view))
         if outcome == 1:
             raise Cancelled
         if outcome:
             raise ValueError(f"the step was refused: {native.li_cpu_error(model).decode()}")
-        return CpuLogits(len(batch.logit_rows), self._vocab_size, native.li_cpu_logits(model))
 
     def cancel(self) -> None:
         with self._lock:
@@ -204,13 +220,29 @@ class CpuLogits:
         self.address = address
 
     def numpy(self) -> npt.NDArray[Any]:
-        import numpy as np
+        return _matrix_at(self.address, self.rows, self.vocab_size)
 
-        count = self.rows * self.vocab_size
-        if count == 0:
-            return np.zeros((self.rows, self.vocab_size), np.float32)
-        values = (ctypes.c_float * count).from_address(self.address)
-        return np.frombuffer(memoryview(values), np.float32).reshape(self.rows, self.vocab_size)
+
+class CpuHidden:
+    """The hidden states of one step; see `kernels.base.Hidden`."""
+
+    def __init__(self, rows: int, size: int, address: int) -> None:
+        self.rows = rows
+        self.size = size
+        self.address = address
+
+    def numpy(self) -> npt.NDArray[Any]:
+        return _matrix_at(self.address, self.rows, self.size)
+
+
+def _matrix_at(address: int, rows: int, columns: int) -> npt.NDArray[Any]:
+    """A view of float32 `[rows, columns]` in native memory."""
+    import numpy as np
+
+    if rows * columns == 0:
+        return np.zeros((rows, columns), np.float32)
+    values = (ctypes.c_float * (rows * columns)).from_address(address)
+    return np.frombuffer(memoryview(values), np.float32).reshape(rows, columns)
 
 
 class _Building:
@@ -295,6 +327,7 @@ class _Building:
     def reserve(self, only_plan: bool) -> None:
         low = self.lowered
         widths, cols = array("i", low.slot_widths), array("i", low.quantized_cols)
+        self.native.li_cpu_set_hidden(self.model, low.first_of_rows, low.hidden)
         self._check(
             self.native.li_cpu_reserve(
                 self.model, self.ops, len(self.ops), _address(widths), len(widths), _address(cols), len(cols), only_plan
@@ -334,7 +367,7 @@ class _Building:
     def finish(self) -> CpuExecutable:
         model, self.model = self.model, 0
         memory = MemoryPlan({p: int(n) for p, n in zip(PURPOSES, self.native.li_cpu_reserved(model), strict=False)})
-        return CpuExecutable(model, self.lowered.ops, self.program.vocab_size, memory, self.threads)
+        return CpuExecutable(model, self.program, self.lowered.ops, memory, self.threads)
 
     def close(self) -> None:
         if self.model:

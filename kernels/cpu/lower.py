@@ -107,7 +107,11 @@ class Lowered:
 
 @dataclass
 class LoweredProgram:
-    """The native op list and the tables its indices point into."""
+    """The native op list and the tables its indices point into.
+
+    `hidden` is the op that computes the program's hidden states, -1 if it names none, and `first_of_rows` the first op
+    whose result has a row per wanted row of logits.
+    """
 
     ops: list[Lowered] = field(default_factory=list)
     matrices: list[Matrix] = field(default_factory=list)
@@ -115,6 +119,8 @@ class LoweredProgram:
     ropes: list[RopeSpec] = field(default_factory=list)
     slot_widths: list[int] = field(default_factory=list)
     quantized_cols: list[int] = field(default_factory=list)
+    first_of_rows: int = -1
+    hidden: int = -1
 
 
 def lower(program: Program, integer_matrices: frozenset[Matrix]) -> LoweredProgram:
@@ -124,8 +130,13 @@ def lower(program: Program, integer_matrices: frozenset[Matrix]) -> LoweredProgr
     lowering = _Lowering(program, integer_matrices)
     for lowering.index, op in enumerate(program.ops):
         lowering.lower_op(op)
-    mark_barriers(lowering.result.ops)
-    return lowering.result
+        if program.hidden in op.outputs:
+            lowering.result.hidden = len(lowering.result.ops) - 1
+    result = lowering.result
+    of_rows = (i for i, op in enumerate(result.ops) if any(place.dim == "rows" for place in op.outputs))
+    result.first_of_rows = next(of_rows, -1)
+    mark_barriers(result.ops)
+    return result
 
 
 class _Lowering:

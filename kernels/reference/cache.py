@@ -38,6 +38,12 @@ class Store:
             heads = heads.clamp(-65504.0, 65504.0)
         self._data[slots] = heads.to(self._data.dtype)
 
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Slots to slots, as they are stored."""
+        self._data[target] = self._data[source]
+        if self._scales is not None:
+            self._scales[target] = self._scales[source]
+
     def read(self, slots: Tensor) -> Tensor:
         """float32 `[slots, heads, head_dim]`."""
         values = self._data[slots].float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +49,18 @@ class ReferenceLogits:
         return self._values.numpy()
 
 
+class ReferenceHidden:
+    """float32 `[rows, size]`."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values.contiguous()
+        self.rows, self.size = self._values.shape
+        self.address = self._values.data_ptr()
+
+    def numpy(self) -> npt.NDArray[Any]:
+        return self._values.numpy()
+
+
 class ReferenceExecutable:
     """Weights as float32, a cache per attention layer, and one op run after the other."""
 
@@ -82,20 +95,39 @@ class ReferenceExecutable:
         ]
 
     def step(self, batch: Batch) -> ReferenceLogits:
+        return ReferenceLogits(self._run_ops(batch, self._program.ops, self._config.max_rows)[self._program.output])
+
+    def hidden(self, batch: Batch) -> ReferenceHidden:
+        ops = self._program.up_to_hidden()
+        return ReferenceHidden(self._run_ops(batch, ops, self._config.max_tokens)[ops[-1].outputs[0]])
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         if self._closed:
             raise RuntimeError("this model is closed")
-        self._check(batch)
+        for block in (block for pair in pairs for block in pair):
+            if not 0 <= block < self._config.kv_blocks:
+                raise ValueError(f"the copy was refused: block {block} is outside the pool")
+        slots = torch.arange(self._config.block_size)
+        for source, target in pairs:
+            for store in (store for layer in self._kv for store in layer):
+                store.copy(source * len(slots) + slots, target * len(slots) + slots)
+
+    def _run_ops(self, batch: Batch, ops: Sequence[Op], max_rows: int) -> dict[Value, Tensor]:
+        """Runs the first ops of the program; returns the values that are still to be read."""
+        if self._closed:
+            raise RuntimeError("this model is closed")
+        self._check(batch, max_rows)
         with torch.inference_mode():
             rows = _Rows(batch, self._config.block_size)
             values: dict[Value, Tensor] = {}
-            for op, dying in zip(self._program.ops, self._last_uses, strict=True):
+            for op, dying in zip(ops, self._last_uses, strict=False):
                 if self._cancelled.is_set():
                     self._cancelled.clear()
                     raise Cancelled
                 self._run(op, values, rows)
                 for value in dying:
                     del values[value]
-        return ReferenceLogits(values[self._program.output])
+        return values
 
     def cancel(self) -> None:
         self._cancelled.set()
@@ -160,12 +192,12 @@ class ReferenceExecutable:
             )
         return out
 
-    def _check(self, batch: Batch) -> None:
+    def _check(self, batch: Batch, max_rows: int) -> None:
         """A batch beyond what was reserved is the caller's mistake."""
         limits = self._config
         for what, found, limit in (
             ("tokens", len(batch.tokens), limits.max_tokens),
-            ("logit rows", len(batch.logit_rows), limits.max_rows),
+            ("logit rows", len(batch.logit_rows), max_rows),
             ("sequences", len(batch.starts) - 1, limits.max_sequences),
             ("last position", max(batch.positions, default=0), limits.context - 1),
             ("largest block", max(batch.block_table, default=0), limits.kv_blocks - 1),

@@ -29,6 +29,13 @@ template <class Function> auto guarded(Model* model, Function f, decltype(f()) f
     }
 }
 
+int outcome_of(Model* model, Model::Outcome (Model::*step)(const BatchView&), const BatchView& batch) {
+    return guarded(model, [&] {
+        Model::Outcome outcome = (model->*step)(batch);
+        return outcome == Model::Outcome::done ? 0 : outcome == Model::Outcome::cancelled ? 1 : -1;
+    }, -1);
+}
+
 } // namespace
 
 LI_API const char* li_cpu_isa_name(int index) {
@@ -104,10 +111,22 @@ LI_API const uint64_t* li_cpu_reserved(Model* model) { return model->reserved; }
 
 // 0: done, 1: cancelled, -1: refused (see li_cpu_error).
 LI_API int li_cpu_step(Model* model, const BatchView* batch) {
-    return guarded(model, [&] {
-        Model::Outcome outcome = model->step(*batch);
-        return outcome == Model::Outcome::done ? 0 : outcome == Model::Outcome::cancelled ? 1 : -1;
-    }, -1);
+    return outcome_of(model, &Model::step, *batch);
+}
+
+// Before li_cpu_reserve: which op's result li_cpu_hidden_step returns, and the first op of rows before it.
+LI_API void li_cpu_set_hidden(Model* model, int first_op_of_rows, int op) { model->set_hidden(first_op_of_rows, op); }
+
+// As li_cpu_step, but ends with the hidden states of up to max_tokens rows.
+LI_API int li_cpu_hidden_step(Model* model, const BatchView* batch) {
+    return outcome_of(model, &Model::hidden_step, *batch);
+}
+
+LI_API const float* li_cpu_hidden(Model* model) { return model->hidden(); }
+
+// `pairs`: (from, to) for each of `count` copies. 0: done, -1: refused (see li_cpu_error).
+LI_API int li_cpu_copy_blocks(Model* model, const int32_t* pairs, int count) {
+    return guarded(model, [&] { return model->copy_blocks(pairs, count) ? 0 : -1; }, -1);
 }
 
 LI_API void li_cpu_cancel(Model* model) { model->cancel = true; }

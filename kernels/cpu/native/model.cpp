@@ -104,6 +104,19 @@ bool Model::check(const Op& op, int n_slots, int n_quantized) {
     return ok && (op.kind != kKvAppend || op.layer >= 0) && (op.kind != kRmsNorm || op.vector >= 0);
 }
 
+// Whether hidden steps can run the ops from rows_op_ to hidden_op_ again and again, for some rows at a time.
+bool Model::check_hidden() {
+    if (hidden_op_ < 0) return true;
+    bool ok = rows_op_ >= 0 && rows_op_ <= hidden_op_ && size_t(hidden_op_) < ops_.size() && limits_.max_rows > 0;
+    for (int i = rows_op_; ok && i <= hidden_op_; i++) {
+        const Op& op = ops_[size_t(i)];
+        bool per_token = op.kind == kEmbed || op.kind == kRopeTable || op.kind == kRope || op.kind == kKvAppend ||
+                         op.kind == kAttention || op.kind == kAttentionMerge;
+        ok = !per_token && (op.kind == kQuantize ? op.in[0].dim : op.out[0].dim) == 1;
+    }
+    return ok;
+}
+
 bool Model::reserve(const Op* ops, int n_ops, const int32_t* slot_widths, int n_slots, const int32_t* quantized_cols,
                     int n_quantized, bool only_plan) {
     auto want = [&](Buffer& buffer, size_t bytes, Purpose purpose) { return take(buffer, bytes, purpose, only_plan); };
@@ -113,6 +126,10 @@ bool Model::reserve(const Op* ops, int n_ops, const int32_t* slot_widths, int n_
             error = "an op refers to something that does not exist";
             return false;
         }
+    if (!check_hidden()) {
+        error = "the ops that lead to the hidden states cannot run by themselves";
+        return false;
+    }
     next_task_ = std::vector<std::atomic<int>>(size_t(n_ops));
     bool ok = true;
 
@@ -192,6 +209,11 @@ bool Model::reserve(const Op* ops, int n_ops, const int32_t* slot_widths, int n_
     partial_rows_ = heads * (size_t(limits_.context) / kChunk + 1);
     ok = ok && want(partials_, partial_rows_ * stride * 4, kActivations);
 
+    if (hidden_op_ >= 0) {
+        size_t width = size_t(ops_[size_t(hidden_op_)].out[0].width);
+        ok = ok && want(hidden_, size_t(limits_.max_tokens) * width * 4, kActivations);
+    }
+
     for (int t = 0; t < pool_.threads(); t++) {
         threads_.emplace_back();
         ThreadState& state = threads_.back();
@@ -268,6 +290,24 @@ bool Model::load_weights() {
     if (cancel.exchange(false)) {
         error = "cancelled";
         return false;
+    }
+    return true;
+}
+
+bool Model::copy_blocks(const int32_t* pairs, int count) {
+    for (int i = 0; i < 2 * count; i++)
+        if (pairs[i] < 0 || pairs[i] >= limits_.kv_blocks) {
+            error = "a block is outside the pool";
+            return false;
+        }
+    for (int i = 0; i < count; i++) {
+        int32_t from = pairs[2 * i], to = pairs[2 * i + 1];
+        if (from == to) continue;
+        for (const KvLayout& kv : kv_)
+            for (int32_t h = 0; h < kv.n_kv_heads; h++) { // scales lie inside the blocks
+                std::memcpy(kv.k_block(h, to), kv.k_block(h, from), kv.block_bytes_k);
+                std::memcpy(kv.v_block(h, to), kv.v_block(h, from), kv.block_bytes_v);
+            }
     }
     return true;
 }

@@ -131,8 +131,17 @@ public:
     enum class Outcome { done, refused, cancelled };
     Outcome step(const BatchView& batch);
 
+    // Names the op whose result `hidden` steps return, and the first op of rows before it; before `reserve`.
+    void set_hidden(int first_op_of_rows, int op) { rows_op_ = first_op_of_rows, hidden_op_ = op; }
+    // A step that ends behind that op, for up to max_tokens rows.
+    Outcome hidden_step(const BatchView& batch);
+    // Copies whole blocks, all layers, keys and values: `pairs` holds (from, to), taken in order. Between steps only.
+    bool copy_blocks(const int32_t* pairs, int count);
+
     // The last op's output in the last step.
     const float* logits() const;
+    // What the last hidden step returned, [rows, width].
+    const float* hidden() const { return hidden_.as<float>(); }
     std::atomic<bool> cancel{false}; // the load or step that runs, or the next one, stops early and clears it
     std::atomic<uint64_t> progress{0};
     uint64_t reserved[kPurposes] = {};
@@ -142,7 +151,9 @@ public:
 private:
     friend class Step;
     bool check(const Op& op, int n_slots, int n_quantized);
-    bool check(const BatchView& batch);
+    bool check_hidden();
+    bool check(const BatchView& batch, int max_rows);
+    Outcome run(const BatchView& batch, bool hidden);
     void plan_attention(const BatchView& batch);
     size_t partial_stride(const Op& op) const;
     bool take(Buffer& buffer, size_t bytes, Purpose purpose, bool only_plan);
@@ -165,6 +176,8 @@ private:
     std::vector<Buffer> rope_buffers_; // per table: [max_tokens, 2 * pairs], cosines then sines
     Buffer partials_;                  // attention partials: per query head and chunk, maximum, sum, out
     size_t partial_rows_ = 0;          // (query head, chunk) pairs that fit
+    Buffer hidden_;                    // [max_tokens, width of the hidden op's result]
+    int rows_op_ = -1, hidden_op_ = -1;
     std::vector<ThreadState> threads_;
     std::vector<Tile> tiles_;
     bool last_step_single_ = false;

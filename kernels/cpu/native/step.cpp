@@ -14,26 +14,49 @@ public:
         : m_(model), batch_(batch), thread_(thread), threads_(model.pool_.threads()), single_(batch.tokens == 1),
           state_(model.threads_[size_t(thread)]), vector_(*model.isa_.vector), matmul_(*model.isa_.matmul) {}
 
-    void run() {
+    void run() { run_ops(0, m_.ops_.size()); }
+
+    // Up to the hidden op. What lies behind the first op of rows runs again for every max_rows rows, so that no buffer
+    // needs to have room for more, and its result is collected.
+    void run_hidden() {
+        const size_t first = size_t(m_.rows_op_), end = size_t(m_.hidden_op_) + 1;
+        const ValueRef& out = m_.ops_[end - 1].out[0];
+        const int rows = batch_.rows;
+        const int32_t* logit_rows = batch_.logit_rows;
+        if (!run_ops(0, first)) return;
+        for (int begin = 0; begin < rows; begin += batch_.rows) {
+            batch_.rows = std::min(rows - begin, m_.limits_.max_rows);
+            batch_.logit_rows = logit_rows + begin;
+            if (!meet() || !run_ops(first, end) || !meet()) return;
+            for (int r = split_begin(batch_.rows, thread_, threads_); r < split_begin(batch_.rows, thread_ + 1, threads_); r++)
+                std::memcpy(m_.hidden_.as<float>() + size_t(begin + r) * size_t(out.width), row(out, r), size_t(out.width) * 4);
+        }
+    }
+
+private:
+    // A barrier; false if the step has been cancelled. Thread 0 decides for all, so that no thread waits at a barrier that
+    // another has left behind. Two flags in turn: the next decision may be written before the slowest thread has
+    // read this one.
+    bool meet() {
+        unsigned turn = barriers_++ & 1;
+        if (thread_ == 0) m_.stop_[turn].store(m_.cancel.load(std::memory_order_relaxed), std::memory_order_relaxed);
+        m_.pool_.barrier(thread_);
+        return !m_.stop_[turn].load(std::memory_order_relaxed);
+    }
+
+    // Runs the ops [first, stop); false if the step has been cancelled.
+    bool run_ops(size_t first, size_t stop) {
         using Clock = std::chrono::steady_clock;
         bool profiling = thread_ == 0 && !m_.profile.empty();
-        unsigned barriers = 0;
-        for (size_t i = 0; i < m_.ops_.size();) {
+        for (size_t i = first; i < stop;) {
             auto begin = profiling ? Clock::now() : Clock::time_point();
-            if (barrier_before(m_.ops_[i])) {
-                // Thread 0 decides for all, so that no thread waits at a barrier that another has left behind. Two
-                // flags in turn: the next decision may be written before the slowest thread has read this one.
-                unsigned turn = barriers++ & 1;
-                if (thread_ == 0) m_.stop_[turn].store(m_.cancel.load(std::memory_order_relaxed), std::memory_order_relaxed);
-                m_.pool_.barrier(thread_);
-                if (m_.stop_[turn].load(std::memory_order_relaxed)) return;
-            }
+            if (barrier_before(m_.ops_[i]) && !meet()) return false;
             size_t end = i + 1;
             if (row_wise(m_.ops_[i])) {
                 // A run of row-wise ops goes row by row, not op by op: what one op wrote is still in the first-level
                 // cache when the next reads it.
                 if (!profiling)
-                    while (end < m_.ops_.size() && row_wise(m_.ops_[end]) && !barrier_before(m_.ops_[end]) &&
+                    while (end < stop && row_wise(m_.ops_[end]) && !barrier_before(m_.ops_[end]) &&
                            dim(m_.ops_[end]) == dim(m_.ops_[i]))
                         end++;
                 each_row(dim(m_.ops_[i]), [&](int r) {
@@ -45,9 +68,9 @@ public:
             if (profiling) m_.profile[i] += std::chrono::duration<double>(Clock::now() - begin).count();
             i = end;
         }
+        return true;
     }
 
-private:
     float* row(const ValueRef& v, int r) const {
         if (single_ && v.is_private) return state_.slot[size_t(v.slot)];
         return m_.slots_[size_t(v.slot)].as<float>() + size_t(r) * size_t(v.width);
@@ -335,23 +358,24 @@ private:
     }
 
     Model& m_;
-    const BatchView& batch_;
+    BatchView batch_; // of a hidden step, the rows that it is about
     const int thread_, threads_;
     const bool single_;
+    unsigned barriers_ = 0;
     ThreadState& state_;
     const VectorKernels& vector_;
     const MatmulKernels& matmul_;
 };
 
 // Every index that native code will follow is checked here; the engine's mistakes must not become wild reads.
-bool Model::check(const BatchView& b) {
+bool Model::check(const BatchView& b, int max_rows) {
     auto fail = [&](const char* what) {
         error = what;
         return false;
     };
     if (b.tokens < 1 || b.tokens > limits_.max_tokens) return fail("the step has no tokens, or more than were planned");
     if (b.sequences < 1 || b.sequences > limits_.max_sequences) return fail("the step has too many sequences");
-    if (b.rows < 0 || b.rows > limits_.max_rows) return fail("the step wants more logits than were planned");
+    if (b.rows < 0 || b.rows > max_rows) return fail("the step wants more rows than were planned");
     if (b.starts[0] != 0 || b.starts[b.sequences] != b.tokens) return fail("sequence starts do not cover the step");
     if (b.table_starts[0] != 0 || b.table_starts[b.sequences] != b.table_size)
         return fail("block table starts do not cover the table");
@@ -404,16 +428,32 @@ void Model::plan_attention(const BatchView& batch) {
 }
 
 Model::Outcome Model::step(const BatchView& batch) {
-    if (!check(batch)) return Outcome::refused;
+    return check(batch, limits_.max_rows) ? run(batch, false) : Outcome::refused;
+}
+
+Model::Outcome Model::hidden_step(const BatchView& batch) {
+    if (hidden_op_ < 0) {
+        error = "the model has no hidden states";
+        return Outcome::refused;
+    }
+    return check(batch, limits_.max_tokens) ? run(batch, true) : Outcome::refused;
+}
+
+Model::Outcome Model::run(const BatchView& batch, bool hidden) {
     plan_attention(batch);
     last_step_single_ = batch.tokens == 1;
     struct Job {
         Model* model;
         const BatchView* batch;
-    } job{this, &batch};
+        bool hidden;
+    } job{this, &batch, hidden};
     pool_.run([](void* context, int thread) {
         Job& work = *static_cast<Job*>(context);
-        Step(*work.model, *work.batch, thread).run();
+        Step step(*work.model, *work.batch, thread);
+        if (work.hidden)
+            step.run_hidden();
+        else
+            step.run();
     }, &job);
     return cancel.exchange(false) ? Outcome::cancelled : Outcome::done;
 }
