@@ -1,68 +1,108 @@
-"""Who runs in the next step, and how many tokens each. Integers only.
+"""Who runs in the next step, and how many tokens each. Integers only, and two clocks.
 
-First come, first served. A step holds at most `max_tokens` tokens: one for every sequence that decodes, the rest for
-prompts, in pieces, so that a long prompt never stops the others from answering. Blocks are allocated for the step at
-hand only. When they run out, the latest comer gives its blocks back and is computed again later; the first comer
-always advances, since the pool holds a whole context.
+Sequences are served by *rank*: by the time they came, moved by AGEING_SECONDS for every unit of priority. So among
+equals the first to come is first, and nobody starves: whoever came that much later stands behind.
+
+A step holds at most `max_tokens` tokens: one for every sequence that decodes, the rest for prompts, in pieces. Beside
+answers a piece is so small that the step takes hardly twice as long as without it (step_times.py); a step without
+answers takes whole chunks. Blocks are allocated for the step at hand only. When they run out, the last in rank gives
+its blocks back and is computed again later; the first always advances, since the pool holds a whole context.
+
+None of this changes a token: what a row of a step computes does not depend on its neighbours.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+import time
+from bisect import insort
+from collections.abc import Callable
 
 from localinfer.engine.kv import BlockManager
 from localinfer.engine.sequence import Chunk, Sequence
+from localinfer.engine.step_times import StepTimes
+
+AGEING_SECONDS = 10.0  # how much longer a sequence waits for each unit that its priority number is higher
+LARGEST_PRIORITY = 1000  # numbers of either sign: 10,000 seconds
 
 
 class Scheduler:
     """Sequences wait, run, and leave by `finish`; each call of `schedule` is followed by `commit` or `rollback`."""
 
-    def __init__(self, kv: BlockManager, *, max_tokens: int, max_sequences: int, chunk: int = 0) -> None:
-        """`chunk` is the largest piece of a prompt in one step, 0 for `max_tokens`."""
+    def __init__(
+        self,
+        kv: BlockManager,
+        *,
+        max_tokens: int,
+        max_sequences: int,
+        max_rows: int = 0,
+        chunk: int = 0,
+        times: StepTimes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`max_rows` (0: `max_sequences`) is how many rows of logits a step may have. `chunk` is the largest piece of a
+        prompt in one step, 0 for `max_tokens`. Without `times` pieces are not smaller beside answers.
+        """
         if not 1 <= max_sequences <= max_tokens:
             raise ValueError(f"max_sequences {max_sequences} must be from 1 to max_tokens {max_tokens}")
+        if max_rows and max_rows < max_sequences:
+            raise ValueError(f"max_rows {max_rows} must be at least max_sequences {max_sequences}")
         self.kv = kv
         self.max_tokens = max_tokens
         self.max_sequences = max_sequences
+        self.max_rows = max_rows or max_sequences
         self.chunk = chunk or max_tokens
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # in order of arrival
+        self.times = times
+        self.waiting: list[Sequence] = []  # both by rank
+        self.running: list[Sequence] = []
+        self._clock = clock
+        self._arrivals = itertools.count()
+        self._ranks: dict[Sequence, tuple[float, int]] = {}
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        """The sequence waits for its turn."""
+        self._ranks[sequence] = (self._clock() + AGEING_SECONDS * sequence.priority, next(self._arrivals))
+        insort(self.waiting, sequence, key=self._ranks.__getitem__)
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence leaves, wherever it is; nothing happens if it has left."""
+        if self._ranks.pop(sequence, None) is None:
+            return
         if sequence in self.running:
             self.running.remove(sequence)
             self.kv.release(sequence)
-        elif sequence in self.waiting:
+        else:
             self.waiting.remove(sequence)
 
     def schedule(self) -> list[Chunk]:
         """The next step; empty only if there is nothing to do."""
         chunks: list[Chunk] = []
-        budget = self.max_tokens - sum(s.remaining == 1 for s in self.running)  # what is left for prompts
+        tokens = self._prompt_tokens()
+        rows = self.max_rows - self.max_sequences  # beside one for every sequence
         for sequence in list(self.running):
             if sequence not in self.running:
-                break  # preempted just now, as are all that came later
+                break  # preempted just now, as are all behind it
             decodes = sequence.remaining == 1
-            count = 1 if decodes else min(sequence.remaining, self.chunk, budget)
+            count = 1 if decodes else self._piece(sequence, tokens, rows)
             while not self.kv.grow(sequence, sequence.computed + count):
                 if self._preempt_last() is sequence:
                     break
             else:
                 if count > 0:
-                    budget -= 0 if decodes else count
                     chunks.append(Chunk(sequence, count))
-        while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
+                    tokens -= 0 if decodes else count
+                    rows -= max(0, chunks[-1].rows - 1)
+        while self.waiting and tokens > 0 and len(self.running) < self.max_sequences:
             sequence = self.waiting[0]
             if not self._admit(sequence):
                 break
-            count = min(sequence.remaining, self.chunk, budget)
+            count = self._piece(sequence, tokens, rows)
             self.kv.grow(sequence, sequence.computed + count)
-            budget -= count
             chunks.append(Chunk(sequence, count))
+            tokens -= count
+            rows -= max(0, chunks[-1].rows - 1)
+        if not chunks and tokens == 0 and self.running:
+            return self.schedule()  # the answers that the prompts stood back for had to give their blocks back
         if not chunks and (self.running or self.waiting):
             raise RuntimeError("the KV pool is smaller than one sequence")
         return chunks
@@ -79,6 +119,20 @@ class Scheduler:
             if chunk.sequence in self.running:
                 self.kv.trim(chunk.sequence)
 
+    def _prompt_tokens(self) -> int:
+        """What the next step has room for beside the sequences that decode."""
+        answers = sum(s.remaining == 1 for s in self.running)
+        room = self.max_tokens - answers
+        piece = self.times.piece(answers) if self.times else None
+        return room if piece is None else min(room, piece)
+
+    def _piece(self, sequence: Sequence, tokens: int, rows: int) -> int:
+        """The tokens of a prompt's next piece: at most `tokens`, and with at most `rows` + 1 rows of logits."""
+        count = min(sequence.remaining, self.chunk, tokens)
+        if sequence.rows_from is not None:
+            count = min(count, max(0, sequence.rows_from - sequence.computed) + rows + 1)
+        return count
+
     def _admit(self, sequence: Sequence) -> bool:
         """The first that waits runs, if the pool has room for all its tokens (which are allocated piece by piece).
 
@@ -89,8 +143,8 @@ class Scheduler:
         if missing > self.kv.free:
             self.kv.release(sequence)
             return False
-        self.waiting.popleft()
-        self.running.append(sequence)
+        self.waiting.pop(0)
+        insort(self.running, sequence, key=self._ranks.__getitem__)
         if sequence.cached is None:
             sequence.cached = sequence.computed
         return True
@@ -99,5 +153,5 @@ class Scheduler:
         sequence = self.running.pop()
         self.kv.release(sequence)
         sequence.preemptions += 1
-        self.waiting.appendleft(sequence)
+        insort(self.waiting, sequence, key=self._ranks.__getitem__)
         return sequence

@@ -1,0 +1,71 @@
+"""How long steps take, learned from the steps that were taken.
+
+A step has *rows* that answers wait for (one per sequence that decodes, and one per drafted token) and tokens of
+prompts. Learned are what a step of so many rows takes without a prompt, and what every token of a prompt adds to it.
+From both follows how many tokens of a prompt fit in a step without making the answers wait too long.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+# What a step with a piece of a prompt may take, by the same step without it. Twice is promised: the rest is for noise.
+SLOWDOWN = 1.75
+REMEMBERED = 9  # steps of the same number of rows: their median is what counts
+REFRESH = 64  # after so many steps with prompts in a row comes one without, to know again what that takes
+# How much of a measured cost replaces the estimate: a piece that took too long shrinks at once, and grows slowly.
+DEARER, CHEAPER = 0.6, 0.1
+
+
+class StepTimes:
+    """Times in seconds. What was not measured is predicted from its neighbours, on the careful side."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, deque[float]] = {}  # rows -> seconds of the last steps without a prompt
+        self._usual: dict[int, float] = {}  # ... their median
+        self._token = 0.0  # what a token of a prompt adds to a step; 0: not known
+        self._largest = 1  # piece that may be tried next: costs jump where a piece fills another tile of the kernels
+        self._with_prompt = 0  # steps with rows and a prompt since the last without a prompt
+
+    def record(self, rows: int, prompt_tokens: int, seconds: float) -> None:
+        """A step was executed."""
+        if not prompt_tokens:
+            self._with_prompt = 0
+            steps = self._steps.setdefault(rows, deque(maxlen=REMEMBERED))
+            steps.append(seconds)
+            self._usual[rows] = median(steps)
+            return
+        added = seconds
+        if rows:
+            self._with_prompt += 1
+            added = max(0.0, seconds - self.usual(rows))
+            self._largest = prompt_tokens + 1 + prompt_tokens // 4
+        token = added / prompt_tokens
+        weight = 1.0 if not self._token else DEARER if token > self._token else CHEAPER
+        self._token += weight * (token - self._token)
+
+    def usual(self, rows: int) -> float:
+        """What a step of `rows` rows takes without a prompt; 0 if nothing is known."""
+        if rows in self._usual:
+            return self._usual[rows]
+        if fewer := max((known for known in self._usual if known < rows), default=0):
+            return self._usual[fewer]
+        more = min(self._usual, default=0)
+        return self._usual[more] * rows / more if more else 0.0
+
+    def piece(self, rows: int) -> int | None:
+        """How many tokens of prompts a step with `rows` rows may hold; None: any number.
+
+        0 asks for a step without prompts: it is not known, or not known any more, what that takes.
+        """
+        if not rows:
+            return None
+        usual = self.usual(rows)
+        if not usual or self._with_prompt >= REFRESH:
+            return 0
+        allowed = (SLOWDOWN - 1) * usual
+        # Without a division: what a token adds may be measured as next to nothing.
+        if self._token * self._largest <= allowed:
+            return self._largest
+        return max(1, int(allowed / self._token))
