@@ -45,6 +45,10 @@ class StepTimes:
         weight = 1.0 if not self._token else DEARER if token > self._token else CHEAPER
         self._token += weight * (token - self._token)
 
+    def known(self, rows: int) -> float | None:
+        """What a step of `rows` rows without a prompt took; None if there was none."""
+        return self._usual.get(rows)
+
     def usual(self, rows: int) -> float:
         """What a step of `rows` rows takes without a prompt; 0 if nothing is known."""
         if rows in self._usual:
