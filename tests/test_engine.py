@@ -20,7 +20,7 @@ from gguf_files import write_gguf
 from localinfer.engine.engine import Engine
 from localinfer.engine.request import Request
 from localinfer.engine.runner import batch_of_chunks
-from localinfer.engine.sampler import Sampler
+from localinfer.engine.sampler import Sampler, new_draw
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.sequence import Chunk, Sequence
 from localinfer.engine.stop import StopMatcher
@@ -210,7 +210,8 @@ def test_penalties_know_prompt_and_answer_apart(penalties: dict[str, Any], expec
     logits = array("f", [0, 0, 0, 0, 0, 1.0, 0.9, 0.8])
     sequence = Sequence(0, array("i", [6, 5, 6]), prompt_length=2)
     sampler = Sampler(len(logits))
-    token, _ = sampler.draw(logits.buffer_info()[0], sequence, SamplingParams(**penalties), 0, None)
+    params = SamplingParams(**penalties)
+    token, _ = sampler.draw(logits.buffer_info()[0], sequence, params, new_draw(params, 0), None)
     assert token == expected
 
 

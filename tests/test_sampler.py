@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from localinfer.engine.sampling import SamplingParams
 from localinfer.errors import LocalInferError
-from localinfer.kernels.host.sampler import NativeSampler, _library, sampler_bytes, uniform
+from localinfer.kernels.host.sampler import Draw, NativeSampler, _library, sampler_bytes, uniform
 
 Row = npt.NDArray[np.float32]
 
@@ -28,7 +28,7 @@ def run(logits: Row, **parameters: Any) -> tuple[int, dict[int, float]]:
     """The drawn token, and the tokens it was drawn from with their probabilities."""
     sampler = NativeSampler(len(logits))
     before = logits.copy()
-    token, _ = sampler.sample(logits.ctypes.data, **parameters)
+    token = sampler.draw(logits.ctypes.data, Draw(**parameters)).token
     assert np.array_equal(before, logits, equal_nan=True), "the caller's logits were changed"
     return token, dict(sampler.kept())
 
@@ -175,7 +175,7 @@ def test_frequencies_follow_the_probabilities(top_k: int) -> None:
     sampler, n = NativeSampler(len(logits)), 20_000
     counts: dict[int, int] = dict.fromkeys(expected, 0)
     for position in range(n):
-        token, _ = sampler.sample(logits.ctypes.data, seed=7, position=position, **parameters)
+        token = sampler.draw(logits.ctypes.data, Draw(seed=7, position=position, **parameters)).token
         counts[token] += 1
     chi_square = sum((counts[t] - n * p) ** 2 / (n * p) for t, p in expected.items())
     degrees = len(expected) - 1
@@ -186,7 +186,7 @@ def test_a_draw_is_the_inverse_of_the_cumulative_distribution() -> None:
     logits = random_row(6, 10_000)
     sampler = NativeSampler(len(logits))
     for position in range(50):
-        token, _ = sampler.sample(logits.ctypes.data, temperature=2.0, seed=11, position=position)
+        token = sampler.draw(logits.ctypes.data, Draw(temperature=2.0, seed=11, position=position)).token
         cumulative = np.cumsum(list(definition(logits, 2.0).values()))
         assert abs(token - int(np.searchsorted(cumulative, uniform(11, position), side="right"))) <= 1
 
@@ -194,13 +194,13 @@ def test_a_draw_is_the_inverse_of_the_cumulative_distribution() -> None:
 def test_randomness_depends_on_seed_and_position_alone() -> None:
     logits, others = random_row(8, 1000), random_row(9, 1000)
     used, fresh = NativeSampler(1000), NativeSampler(1000)
-    used.sample(others.ctypes.data, temperature=1.0, seed=1)
+    used.draw(others.ctypes.data, Draw(temperature=1.0, seed=1))
     seen = {}
     for seed in range(20):
         for position in range(20):
-            at = {"temperature": 5.0, "seed": seed, "position": position}
-            seen[seed, position] = used.sample(logits.ctypes.data, **at)
-            assert seen[seed, position] == fresh.sample(logits.ctypes.data, **at)
+            at = Draw(temperature=5.0, seed=seed, position=position)
+            seen[seed, position] = used.draw(logits.ctypes.data, at)
+            assert seen[seed, position] == fresh.draw(logits.ctypes.data, at)
     assert len(set(seen.values())) > 200
 
 
@@ -233,7 +233,7 @@ def test_penalties() -> None:
         expected[token] -= 0.4 + 0.2 * count
     sampler = NativeSampler(500)
     for _ in range(2):  # nothing is left over from the first call
-        sampler.sample(logits.ctypes.data, temperature=1.0, seen=seen, from_prompt=len(prompt), **penalties)
+        sampler.draw(logits.ctypes.data, Draw(temperature=1.0, seen=seen, from_prompt=len(prompt), **penalties))
         assert_close(dict(sampler.kept()), definition(expected))
 
 
@@ -243,14 +243,78 @@ def test_banned_tokens_are_never_drawn() -> None:
     assert set(run(logits, temperature=1.0, banned=array("i", [1, 3]))[1]) == {0, 2}
 
 
-def test_log_probability_is_that_of_the_raw_logits() -> None:
+def test_a_bias_comes_before_the_penalties() -> None:
+    logits = random_row(10, 500)
+    bias = array("i", [7, 3, 499]), array("f", [2.5, -1.0, 40.0])
+    expected = logits.copy()
+    expected[[7, 3, 499]] += np.array(bias[1], np.float32)
+    expected[7] = expected[7] / 2 if expected[7] > 0 else expected[7] * 2
+    given: dict[str, Any] = {"bias": bias, "repetition_penalty": 2.0, "seen": array("i", [7])}
+    assert_close(run(logits, temperature=1.0, **given)[1], definition(expected))
+    assert draw(logits, bias=bias) == 499
+    assert draw(logits, bias=bias, banned=array("i", [499])) != 499
+
+
+def log_softmax(logits: Row) -> npt.NDArray[np.float64]:
+    x = logits.astype(np.float64)
+    return np.asarray(x - x.max() - np.log(np.exp(x - x.max()).sum()))
+
+
+def test_log_probabilities_are_those_of_the_raw_logits() -> None:
     logits = random_row(12, 5000)
     sampler = NativeSampler(5000)
-    token, logprob = sampler.sample(
-        logits.ctypes.data, temperature=0.5, top_k=5, with_logprob=True, seen=array("i", [1]), repetition_penalty=2
-    )
-    x = logits.astype(np.float64)
-    assert logprob == pytest.approx(x[token] - x.max() - np.log(np.exp(x - x.max()).sum()), abs=1e-5)
+    bias = array("i", [9]), array("f", [100.0])
+    drawn = sampler.draw(logits.ctypes.data, Draw(0.5, 5, seen=array("i", [1]), repetition_penalty=2, bias=bias), top=3)
+    expected = log_softmax(logits)
+    assert drawn.token == 9
+    assert drawn.logprob == pytest.approx(expected[9], abs=1e-5)
+    assert [token for token, _ in drawn.top] == list(np.argsort(-expected)[:3])
+    assert [logprob for _, logprob in drawn.top] == pytest.approx(np.sort(expected)[:-4:-1], abs=1e-5)
+    assert sampler.logprobs(logits.ctypes.data, 9, 3) == drawn[1:]
+
+
+@pytest.mark.parametrize("size", [1, 2, 64, 65, 200, 30_000])
+@pytest.mark.parametrize("top", [0, 1, 5, 64, 1000])
+def test_alternatives_are_the_tokens_that_rank_first(size: int, top: int) -> None:
+    rows = random_row(size, size), np.round(random_row(size + 1, size)), np.zeros(size, np.float32)
+    for logits in rows:
+        sampler = NativeSampler(size)
+        before = sampler.draw(logits.ctypes.data, Draw(1.0, 9, seed=1)), sampler.kept()
+        expected = np.lexsort((np.arange(size), -logits))[:top]
+        logprob, found = sampler.logprobs(logits.ctypes.data, size - 1, top)
+        assert [token for token, _ in found] == expected.tolist()
+        assert [p for _, p in found] == pytest.approx(log_softmax(logits)[expected].tolist(), abs=1e-5)
+        assert logprob == pytest.approx(log_softmax(logits)[-1], abs=1e-5)
+        assert sampler.kept() == before[1], "the candidates of the last draw were lost"
+        assert sampler.draw(logits.ctypes.data, Draw(1.0, 9, seed=1), top).token == before[0].token
+
+
+def test_candidates_rank_what_bias_penalties_and_bans_leave() -> None:
+    logits = random_row(13, 3000)
+    bias = array("i", [4, 5]), array("f", [50.0, 49.0])
+    how = Draw(bias=bias, banned=array("i", [4]), seen=array("i", [5]), presence_penalty=3.0)
+    expected = logits.copy()
+    expected[5] += 49 - 3
+    expected[4] = -np.inf
+    found = NativeSampler(3000).candidates(logits.ctypes.data, how, 4)
+    order = np.argsort(-expected)[:4]
+    assert [token for token, _ in found] == order.tolist()
+    with np.errstate(divide="ignore"):
+        assert [p for _, p in found] == pytest.approx(log_softmax(expected)[order].tolist(), abs=1e-4)
+    only = Draw(banned=array("i", range(2999)))
+    assert NativeSampler(3000).candidates(logits.ctypes.data, only, 4) == ((2999, 0.0),)
+
+
+def test_answers_draw_differently_and_the_first_as_if_it_were_alone() -> None:
+    logits = random_row(8, 1000)
+    sampler = NativeSampler(1000)
+    draws = {
+        choice: [sampler.draw(logits.ctypes.data, Draw(5.0, seed=3, position=p, choice=choice)).token for p in range(9)]
+        for choice in range(4)
+    }
+    assert draws[0] == [sampler.draw(logits.ctypes.data, Draw(5.0, seed=3, position=p)).token for p in range(9)]
+    assert len({tuple(tokens) for tokens in draws.values()}) == 4
+    assert len({uniform(1, 2, choice) for choice in range(100)}) == 100
 
 
 @pytest.mark.parametrize(("value", "words"), [(np.nan, "NaN"), (np.inf, r"\+inf")])
@@ -261,6 +325,10 @@ def test_broken_logits_are_an_error(value: float, words: str, temperature: float
     logits[at] = value
     with pytest.raises(LocalInferError, match=words):
         draw(logits, temperature=temperature)
+    with pytest.raises(LocalInferError, match=words):
+        NativeSampler(100).logprobs(logits.ctypes.data, 0)
+    with pytest.raises(LocalInferError, match=words):
+        NativeSampler(100).candidates(logits.ctypes.data, Draw(), 1)
 
 
 def test_a_hint_blames_the_penalties_only_if_there_are_any() -> None:
@@ -283,9 +351,15 @@ def test_a_row_without_any_token_is_an_error() -> None:
 
 @pytest.mark.parametrize("bad", [-1, 100, 2**31 - 1, -(2**31)])
 def test_token_ids_outside_the_vocabulary_are_an_error(bad: int) -> None:
-    for arguments in ({"seen": array("i", [bad])}, {"banned": array("i", [bad])}):
+    ids, logits = array("i", [bad]), random_row(1, 100)
+    arguments: tuple[dict[str, Any], ...] = ({"seen": ids}, {"banned": ids}, {"bias": (ids, array("f", [1.0]))})
+    for each in arguments:
         with pytest.raises(LocalInferError, match="out of range"):
-            draw(random_row(1, 100), **arguments)
+            draw(logits, **each)
+        with pytest.raises(LocalInferError, match="out of range"):
+            NativeSampler(100).candidates(logits.ctypes.data, Draw(**each), 1)
+    with pytest.raises(LocalInferError, match="out of range"):
+        NativeSampler(100).logprobs(logits.ctypes.data, bad)
 
 
 def test_the_reserved_memory_is_known() -> None:
@@ -330,6 +404,23 @@ def test_the_reserved_memory_is_known() -> None:
         ({"stop_token_ids": 5}, "stop_token_ids is 5"),
         ({"ignore_eos": "no"}, "ignore_eos is 'no'"),
         ({"logprobs": 5}, "logprobs is 5, but must be True or False"),
+        ({"top_logprobs": -1}, "top_logprobs is -1"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
+        ({"logit_bias": [1]}, "logit_bias is"),
+        ({"logit_bias": {"1": 1.0}}, "a token id of logit_bias is '1'"),
+        ({"logit_bias": {-1: 1.0}}, "a token id of logit_bias is -1"),
+        ({"logit_bias": {1: "x"}}, r"logit_bias\[1\] is 'x'"),
+        ({"logit_bias": {1: math.inf}}, r"logit_bias\[1\] is inf"),
+        ({"logit_bias": {1: math.nan}}, r"logit_bias\[1\] is nan"),
+        ({"n": 0}, "n is 0"),
+        ({"n": 129}, "n is 129, but must be a whole number from 1 to 128"),
+        ({"n": 3, "best_of": 2}, "best_of is 2, but must be >= n, which is 3"),
+        ({"beam_width": -1}, "beam_width is -1"),
+        ({"beam_width": 2, "n": 3}, "beam_width is 2, but must be >= n"),
+        ({"beam_width": 2, "temperature": 0.5}, "temperature is 0.5, but must be 0 for a beam search"),
+        ({"beam_width": 2, "best_of": 2}, "best_of is 2, but must be None for a beam search"),
+        ({"length_penalty": 11}, "length_penalty is 11"),
+        ({"loop_detection": 1}, "loop_detection is 1, but must be True or False"),
     ],
 )
 def test_parameters_are_checked(changes: dict[str, Any], words: str) -> None:
@@ -350,5 +441,7 @@ def test_numbers_of_numpy_and_any_sequences_are_taken() -> None:
     }
     params = SamplingParams(**given, stop=["a", "b"], stop_token_ids=np.array([4, 5]))  # type: ignore[arg-type]
     assert params == SamplingParams(0.5, 3, 1.0, max_tokens=9, stop=("a", "b"), stop_token_ids=(4, 5))
-    assert hash(params) == hash(params.changed())
+    assert hash(params) == hash(params.changed()) == hash(params.changed(logit_bias={1: 2}))
+    assert SamplingParams(logit_bias={np.int64(3): np.float32(0.5)}).logit_bias == {3: 0.5}
+    assert SamplingParams(top_logprobs=2).logprobs
     assert SamplingParams(seed=2**64 - 1).seed == 2**64 - 1

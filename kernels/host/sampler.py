@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from localinfer.errors import LocalInferError
 from localinfer.kernels.native_library import open_library
@@ -20,40 +20,27 @@ _DAMAGED = (
     "the model file may be damaged, or its weights may overflow; `localinfer pull NAME --verify` checks a file "
     "that was pulled"
 )
-_PENALTIES = f"the penalties may be too large; or {_DAMAGED}"
+_ADJUSTED = f"the penalties may be too large, or the bias; or {_DAMAGED}"
+_LARGEST = 2**31 - 1
+
+Ranked = tuple[tuple[int, float], ...]  # tokens in rank order, and the log probability of each
 
 
 @cache
 def _library() -> ctypes.CDLL:
     library = open_library("localinfer.kernels.host._host")
-    pointer, i32, i64, u64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
-    real, share = ctypes.c_float, ctypes.c_double
+    pointer, i32, i64, u32, u64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint32, ctypes.c_uint64
+    draw = ctypes.POINTER(Draw)
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "li_sampler_bytes": (i64, [i32]),
         "li_sampler_create": (pointer, [i32]),
         "li_sampler_destroy": (None, [pointer]),
         "li_sampler_kept": (i32, [pointer, pointer, pointer, i32]),
-        "li_philox": (None, [pointer, ctypes.c_uint32, ctypes.c_uint32]),
-        "li_uniform": (ctypes.c_double, [u64, u64]),
-        "li_sample": (
-            i32,
-            [
-                pointer,
-                pointer,
-                real,
-                i32,
-                *[share] * 3,
-                *[real] * 3,
-                u64,
-                u64,
-                pointer,
-                i32,
-                i32,
-                pointer,
-                i32,
-                pointer,
-            ],
-        ),
+        "li_philox": (None, [pointer, u32, u32]),
+        "li_uniform": (ctypes.c_double, [u64, u64, u32]),
+        "li_sample": (i32, [pointer, pointer, draw, pointer, i32, pointer, pointer, pointer]),
+        "li_log_probabilities": (i32, [pointer, pointer, i32, pointer, i32, pointer, pointer]),
+        "li_candidates": (i32, [pointer, pointer, draw, i32, pointer, pointer]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
@@ -66,24 +53,46 @@ def sampler_bytes(vocab_size: int) -> int:
     return int(_library().li_sampler_bytes(vocab_size))
 
 
-def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) that decides the draw at a position."""
-    return float(_library().li_uniform(seed & (2**64 - 1), position))
+def uniform(seed: int, position: int, choice: int = 0) -> float:
+    """The number in [0, 1) that decides the draw at a position of one of several answers."""
+    return float(_library().li_uniform(seed, position, choice))
 
 
-class NativeSampler:
-    """Draws tokens from rows of `vocab_size` logits. All memory is reserved here; not re-entrant."""
+class _Tokens(ctypes.Structure):
+    _fields_ = (("ids", ctypes.c_void_p), ("count", ctypes.c_int32))
 
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-        self._handle = _library().li_sampler_create(vocab_size)
-        if not self._handle:
-            raise LocalInferError(f"no memory for a sampler of {vocab_size} tokens")
+    def show(self, ids: array[int] | None) -> None:
+        self.ids, self.count = (ids.buffer_info()[0], len(ids)) if ids else (None, 0)
 
-    def sample(
+
+class Draw(ctypes.Structure):
+    """Everything that a draw depends on beside the logits; made once for many draws.
+
+    The parameters mean what SamplingParams says. `bias` are token ids (`array("i")`) and what is added to the logit of
+    each (`array("f")`). `choice` tells the answers to one request apart.
+    """
+
+    _fields_ = (
+        ("temperature", ctypes.c_float),
+        ("top_k", ctypes.c_int32),
+        ("top_p", ctypes.c_double),
+        ("min_p", ctypes.c_double),
+        ("typical_p", ctypes.c_double),
+        ("repetition_penalty", ctypes.c_float),
+        ("presence_penalty", ctypes.c_float),
+        ("frequency_penalty", ctypes.c_float),
+        ("choice", ctypes.c_uint32),
+        ("seed", ctypes.c_uint64),
+        ("position", ctypes.c_uint64),
+        ("_seen", _Tokens),
+        ("_from_prompt", ctypes.c_int32),
+        ("_banned", _Tokens),
+        ("_biased", _Tokens),
+        ("_bias", ctypes.c_void_p),
+    )
+
+    def __init__(
         self,
-        logits: int,
-        *,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -92,45 +101,104 @@ class NativeSampler:
         repetition_penalty: float = 1.0,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
+        *,
         seed: int = 0,
         position: int = 0,
+        choice: int = 0,
+        bias: tuple[array[int], array[float]] | None = None,
+        banned: array[int] | None = None,
         seen: array[int] | None = None,
         from_prompt: int = 0,
-        banned: array[int] | None = None,
-        with_logprob: bool = False,
-    ) -> tuple[int, float | None]:
-        """The token drawn, and its log probability if wanted.
-
-        `logits` is the address of `vocab_size` floats, which stay as they are. `seen` (`array("i")`) are the tokens
-        that the penalties look at, of which the first `from_prompt` stand in the prompt; those in `banned` are never
-        drawn.
-        LocalInferError if the logits hold NaN or +inf, or nothing can be drawn.
-        """
-        logprob = ctypes.c_double()
-        token = _library().li_sample(
-            self._handle,
-            logits,
+    ) -> None:
+        super().__init__(
             temperature,
-            min(top_k, self.vocab_size),
+            min(top_k, _LARGEST),
             top_p,
             min_p,
             typical_p,
             repetition_penalty,
             presence_penalty,
             frequency_penalty,
-            seed & (2**64 - 1),
+            choice,
+            seed,
             position,
-            seen.buffer_info()[0] if seen else None,
-            len(seen) if seen else 0,
-            from_prompt,
-            banned.buffer_info()[0] if banned else None,
-            len(banned) if banned else 0,
-            ctypes.byref(logprob) if with_logprob else None,
         )
-        if token < 0:
-            penalized = (repetition_penalty, presence_penalty, frequency_penalty) != (1, 0, 0)
-            raise LocalInferError(f"no token can be drawn: {_ERRORS[token]}", _PENALTIES if penalized else _DAMAGED)
-        return token, logprob.value if with_logprob else None
+        self.adjusts = bool(bias) or (repetition_penalty, presence_penalty, frequency_penalty) != (1, 0, 0)
+        if bias:
+            self._keep_bias = bias
+            self._biased.show(bias[0])
+            self._bias = bias[1].buffer_info()[0]
+        self.ban(banned)
+        self.see(seen, from_prompt)
+
+    def ban(self, tokens: array[int] | None) -> None:
+        """From now on these (`array("i")`) cannot be drawn."""
+        self._keep_banned = tokens
+        self._banned.show(tokens)
+
+    def see(self, tokens: array[int] | None, from_prompt: int = 0) -> None:
+        """What the penalties look at (`array("i")`); the first `from_prompt` of them stand in the prompt."""
+        self._keep_seen = tokens
+        self._seen.show(tokens)
+        self._from_prompt = from_prompt
+
+
+class Drawn(NamedTuple):
+    """A token, and if it was asked for its log probability and those of the tokens that rank first."""
+
+    token: int
+    logprob: float | None = None
+    top: Ranked = ()
+
+
+class NativeSampler:
+    """Draws tokens from rows of `vocab_size` logits. All memory is reserved here; not re-entrant.
+
+    `logits` is the address of `vocab_size` floats, which stay as they are. Log probabilities are the log softmax of
+    the logits; tokens are ranked by (logit descending, id ascending). LocalInferError if the logits hold NaN or +inf,
+    or if no token can be drawn.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._handle = _library().li_sampler_create(vocab_size)
+        if not self._handle:
+            raise LocalInferError(f"no memory for a sampler of {vocab_size} tokens")
+        self._logprob, self._found = ctypes.c_double(), ctypes.c_int32()
+        self._ids, self._logprobs = array("i"), array("d")  # room for what ranks first
+
+    def draw(self, logits: int, draw: Draw, top: int | None = None) -> Drawn:
+        """The next token; with `top` not None its log probability, and those of the `top` tokens that rank first.
+
+        Log probabilities are of the logits as they came, without bias, penalties and bans.
+        """
+        if top is None:
+            token = _library().li_sample(self._handle, logits, ctypes.byref(draw), None, 0, None, None, None)
+            return Drawn(_checked(token, draw.adjusts))
+        logprob, found = self._logprob, self._found
+        token = _library().li_sample(
+            self._handle,
+            logits,
+            ctypes.byref(draw),
+            ctypes.byref(logprob),
+            *self._room(top),
+            ctypes.byref(found),
+        )
+        return Drawn(_checked(token, draw.adjusts), logprob.value, self._ranked(found.value))
+
+    def logprobs(self, logits: int, token: int, top: int = 0) -> tuple[float, Ranked]:
+        """The log probability of a token, and those of the `top` tokens that rank first."""
+        logprob = self._logprob
+        found = _library().li_log_probabilities(self._handle, logits, token, ctypes.byref(logprob), *self._room(top))
+        return logprob.value, self._ranked(_checked(found, adjusted=False))
+
+    def candidates(self, logits: int, draw: Draw, top: int) -> Ranked:
+        """The `top` tokens that rank first after bias, penalties and bans, with the log softmax of these logits.
+
+        Fewer if not so many can be drawn.
+        """
+        found = _library().li_candidates(self._handle, logits, ctypes.byref(draw), *self._room(top))
+        return self._ranked(_checked(found, draw.adjusts))
 
     def kept(self) -> list[tuple[int, float]]:
         """The tokens that the last draw chose from, ascending by id, and their probabilities."""
@@ -148,3 +216,19 @@ class NativeSampler:
 
     def __del__(self) -> None:
         self.close()
+
+    def _room(self, count: int) -> tuple[int, int, int]:
+        """Arguments for `count` ranked tokens: how many, and where their ids and log probabilities go."""
+        count = min(count, self.vocab_size)
+        if len(self._ids) < count:
+            self._ids, self._logprobs = array("i", bytes(4 * count)), array("d", bytes(8 * count))
+        return count, self._ids.buffer_info()[0], self._logprobs.buffer_info()[0]
+
+    def _ranked(self, count: int) -> Ranked:
+        return tuple(zip(self._ids[:count], self._logprobs[:count], strict=True))
+
+
+def _checked(result: int, adjusted: bool) -> int:
+    if result < 0:
+        raise LocalInferError(f"no token can be drawn: {_ERRORS[result]}", _ADJUSTED if adjusted else _DAMAGED)
+    return result

@@ -15,7 +15,7 @@ from localinfer.engine.checks import token_ids
 from localinfer.engine.kv import BlockManager
 from localinfer.engine.request import Choice, FinishReason, Output, Request, TextDecoder, TokenLogprob
 from localinfer.engine.runner import run_step
-from localinfer.engine.sampler import Sampler
+from localinfer.engine.sampler import Sampler, new_draw
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.scheduler import Scheduler
 from localinfer.engine.sequence import Chunk, Sequence
@@ -94,18 +94,21 @@ class Engine:
         prompt = token_ids("the prompt", prompt, self.vocab_size)
         self._check_length(prompt, params)
         token_ids("stop_token_ids", params.stop_token_ids, self.vocab_size)
+        token_ids("logit_bias", params.logit_bias, self.vocab_size)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
         if params.stop and new_decoder is None:
             raise LocalInferError("stop texts need a decoder, or use stop_token_ids")
         id = next(self._ids)
+        seed = int.from_bytes(os.urandom(6), "little") if params.seed is None else params.seed
         sequence = Sequence.of_prompt(id, prompt, priority=priority)
+        decoder, stops = new_decoder() if new_decoder else None, StopMatcher(params.stop)
         request = Request(
             id=id,
             params=params,
-            seed=int.from_bytes(os.urandom(6), "little") if params.seed is None else params.seed,
+            seed=seed,
             priority=priority,
             prompt=array("i", prompt),
-            choices=[Choice(0, sequence, new_decoder() if new_decoder else None, StopMatcher(params.stop))],
+            choices=[Choice(0, sequence, decoder, stops, new_draw(params, seed))],
             arrived=time.perf_counter(),
             stop_ids=stop_ids,
             banned=array("i", sorted(stop_ids)),
@@ -203,7 +206,7 @@ class Engine:
     def _draw(self, request: Request, choice: Choice, logits: int) -> None:
         params, sequence = request.params, choice.sequence
         early = choice.generated_count < params.min_tokens
-        token, logprob = self._sampler.draw(logits, sequence, params, request.seed, request.banned if early else None)
+        token, logprob = self._sampler.draw(logits, sequence, params, choice.draw, request.banned if early else None)
         request.last_token = time.perf_counter()
         request.first_token = request.first_token or request.last_token
         self._counters.generated_tokens += 1

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.sequence import NearMiss, Sequence
 from localinfer.engine.stop import StopMatcher
+from localinfer.kernels.host.sampler import Draw
 
 FinishReason = Literal["stop", "length", "cancelled", "error", "loop"]
 
@@ -37,6 +38,7 @@ class Choice:
     sequence: Sequence
     decoder: TextDecoder | None
     stops: StopMatcher
+    draw: Draw
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     finish_detail: str = ""  # in words: which stop string, or that the context is full

@@ -7,44 +7,57 @@ from array import array
 from localinfer.engine.request import TokenLogprob
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.sequence import Sequence
-from localinfer.kernels.host.sampler import NativeSampler
+from localinfer.kernels.host.sampler import Draw, NativeSampler
 
 
 class Sampler:
-    """Applies SamplingParams to rows of `vocab_size` logits."""
+    """Applies SamplingParams to rows of `vocab_size` logits, each given by its address.
+
+    LocalInferError if nothing can be drawn from a row (NaN, for example).
+    """
 
     def __init__(self, vocab_size: int) -> None:
         self._native = NativeSampler(vocab_size)
 
     def draw(
-        self, logits: int, sequence: Sequence, params: SamplingParams, seed: int, banned: array[int] | None
+        self, logits: int, sequence: Sequence, params: SamplingParams, draw: Draw, banned: array[int] | None
     ) -> tuple[int, TokenLogprob | None]:
         """The token at position `len(sequence.tokens)`, and its log probability if `params` asks for it.
 
-        `logits` is the address of the row. LocalInferError if nothing can be drawn from it (NaN, for example).
+        `draw` is what `new_draw` made; tokens in `banned` cannot be drawn.
         """
-        seen, from_prompt = None, 0
-        if params.penalizes:
-            seen = sequence.tokens[-params.penalty_window :]  # a window of 0 is everything
-            from_prompt = max(0, len(seen) - (len(sequence.tokens) - sequence.prompt_length))
-        token, logprob = self._native.sample(
-            logits,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            typical_p=params.typical_p,
-            repetition_penalty=params.repetition_penalty,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            seed=seed,
-            position=len(sequence.tokens),
-            seen=seen,
-            from_prompt=from_prompt,
-            banned=banned,
-            with_logprob=params.logprobs,
-        )
-        return token, None if logprob is None else TokenLogprob(token, logprob)
+        self._look_at(sequence, params, draw, banned)
+        token, logprob, top = self._native.draw(logits, draw, params.top_logprobs if params.logprobs else None)
+        return token, None if logprob is None else TokenLogprob(token, logprob, top)
+
+    def logprob(self, logits: int, token: int, top: int) -> TokenLogprob:
+        """What the row says of a token that stands at its place."""
+        return TokenLogprob(token, *self._native.logprobs(logits, token, top))
 
     def close(self) -> None:
         self._native.close()
+
+    def _look_at(self, sequence: Sequence, params: SamplingParams, draw: Draw, banned: array[int] | None) -> None:
+        draw.position = len(sequence.tokens)
+        draw.ban(banned)
+        if params.penalizes:
+            seen = sequence.tokens[-params.penalty_window :]  # a window of 0 is everything
+            draw.see(seen, max(0, len(seen) - (len(sequence.tokens) - sequence.prompt_length)))
+
+
+def new_draw(params: SamplingParams, seed: int, choice: int = 0) -> Draw:
+    """What all draws of one answer have in common."""
+    bias = array("i", params.logit_bias), array("f", params.logit_bias.values())
+    return Draw(
+        params.temperature,
+        params.top_k,
+        params.top_p,
+        params.min_p,
+        params.typical_p,
+        params.repetition_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+        seed=seed,
+        choice=choice,
+        bias=bias if params.logit_bias else None,
+    )

@@ -3,8 +3,8 @@
 //
 // Tokens are ranked by (logit descending, id ascending). Nothing here sorts a vocabulary: top-k bounds its threshold by
 // the maxima of blocks of 64 tokens, and every cut is found by narrowing a histogram to the one bucket that holds it.
-// Candidates stay in ascending id throughout. Sums are taken in a fixed order, so a result is a function of the row,
-// the parameters, the penalty tokens, the seed and the position alone, on every machine.
+// Candidates stay in ascending id throughout. Sums are taken in a fixed order, so a result is a function of the row and
+// of what `Draw` names alone, on every machine.
 #include "api.h"
 
 #include <algorithm>
@@ -74,26 +74,34 @@ void philox(uint32_t counter[4], uint32_t key0, uint32_t key1) {
     }
 }
 
-// The draw at a position: uniform in [0, 1), 53 bits, a function of (seed, position) alone.
-double uniform(uint64_t seed, uint64_t position) {
-    uint32_t counter[4] = {uint32_t(position), uint32_t(position >> 32), 0, 0};
+// The draw at a position of one of several answers: uniform in [0, 1), 53 bits, a function of these numbers alone.
+double uniform(uint64_t seed, uint64_t position, uint32_t choice) {
+    uint32_t counter[4] = {uint32_t(position), uint32_t(position >> 32), choice, 0};
     philox(counter, uint32_t(seed), uint32_t(seed >> 32));
     return double((uint64_t{counter[0]} << 21) ^ (counter[1] >> 11)) * 0x1p-53;
 }
 
-struct Params {
-    float temperature;
-    double top_p, min_p, typical_p;
-    float repetition_penalty, presence_penalty, frequency_penalty;
-    int32_t top_k;
-    uint64_t seed, position;
-};
-
 struct Tokens {
     const int32_t* ids;
     int32_t count;
-    int32_t from_prompt; // the first of them stand in the prompt, the others in the answer
 };
+
+// Everything that a draw depends on beside the logits. Mirrored by `Draw` in ../sampler.py.
+struct Draw {
+    float temperature;
+    int32_t top_k;
+    double top_p, min_p, typical_p;
+    float repetition_penalty, presence_penalty, frequency_penalty;
+    uint32_t choice;
+    uint64_t seed, position;
+    Tokens seen;         // what the penalties look at
+    int32_t from_prompt; // the first of them stand in the prompt, the others in the answer
+    Tokens banned;       // cannot be drawn
+    Tokens biased;       // ids, ...
+    const float* bias;   // ... and what is added to the logit of each
+};
+
+bool well_formed(const Tokens& t) { return t.count >= 0 && (t.count == 0 || t.ids != nullptr); }
 
 struct Candidate {
     float key; // what a cut ranks by
@@ -123,21 +131,17 @@ public:
           occurrences_(zeroed<int32_t>(vocab)), answered_(zeroed<int32_t>(vocab)), block_max_(zeroed<float>(2 * blocks_)),
           block_sum_(zeroed<double>(blocks_)) {}
 
+    int32_t vocab() const { return vocab_; }
+
     static int64_t bytes(int32_t vocab) {
         const int64_t blocks = (int64_t{vocab} + kBlock - 1) / kBlock;
         return int64_t{vocab} * (6 * 4 + int64_t{sizeof(Candidate)}) + blocks * (2 * 4 + 8) + int64_t{sizeof(Sampler)};
     }
 
-    int32_t sample(const float* logits, const Params& p, const Tokens& seen, const Tokens& banned) {
+    int32_t sample(const float* logits, const Draw& p) {
         kept_ = 0;
-        if (!inside(seen) || !inside(banned)) return kArgument;
-        const float* row = logits;
-        if (seen.count > 0 || banned.count > 0) {
-            std::copy_n(logits, vocab_, row_.get());
-            penalize(p, seen);
-            for (int32_t i = 0; i < banned.count; ++i) row_[banned.ids[i]] = -kInfinity;
-            row = row_.get();
-        }
+        const float* row = adjusted(logits, p);
+        if (row == nullptr) return kArgument;
         float max;
         if (const int32_t error = scan(row, &max)) return error;
         if (p.temperature == 0) return argmax(row, max);
@@ -154,15 +158,26 @@ public:
         if (p.typical_p < 1) keep_typical(p.typical_p);
         if (p.top_p < 1) keep_top_p(p.top_p);
         if (p.min_p > 0) keep_min_p(p.min_p);
-        return draw(uniform(p.seed, p.position));
+        return draw(uniform(p.seed, p.position, p.choice));
     }
 
-    // log softmax of the row as it came, at `token`.
-    double log_probability(const float* logits, int32_t token) {
-        float max = -kInfinity;
-        for (int32_t i = 0; i < vocab_; ++i) max = logits[i] > max ? logits[i] : max;
-        for (int32_t i = 0; i < vocab_; ++i) row_[i] = exp_negative(logits[i] - max);
-        return double(logits[token]) - max - std::log(sum(row_.get(), vocab_));
+    // log softmax of the row as it came: of `token`, and of the `count` tokens that rank first.
+    int32_t log_probabilities(const float* row, int32_t token, double* of_token, int32_t count, int32_t* ids,
+                              double* of_ids) {
+        float max;
+        if (const int32_t error = scan(row, &max)) return error;
+        const double log_total = max + log_sum(row, max);
+        *of_token = row[token] - log_total;
+        return rank(row, log_total, count, ids, of_ids);
+    }
+
+    // The `count` tokens that rank first after bias, penalties and bans, and their log softmax.
+    int32_t candidates(const float* logits, const Draw& p, int32_t count, int32_t* ids, double* logprobs) {
+        const float* row = adjusted(logits, p);
+        if (row == nullptr) return kArgument;
+        float max;
+        if (const int32_t error = scan(row, &max)) return error;
+        return rank(row, max + log_sum(row, max), count, ids, logprobs);
     }
 
     // The candidates of the last draw, ascending, with their probabilities.
@@ -185,10 +200,22 @@ private:
         return std::all_of(t.ids, t.ids + t.count, [&](int32_t id) { return id >= 0 && id < vocab_; });
     }
 
-    void penalize(const Params& p, const Tokens& seen) {
+    // The row with bias, penalties and bans; null if a token id is out of range.
+    const float* adjusted(const float* logits, const Draw& p) {
+        if (!inside(p.seen) || !inside(p.banned) || !inside(p.biased)) return nullptr;
+        if (p.seen.count == 0 && p.banned.count == 0 && p.biased.count == 0) return logits;
+        std::copy_n(logits, vocab_, row_.get());
+        for (int32_t i = 0; i < p.biased.count; ++i) row_[p.biased.ids[i]] += p.bias[i];
+        penalize(p);
+        for (int32_t i = 0; i < p.banned.count; ++i) row_[p.banned.ids[i]] = -kInfinity;
+        return row_.get();
+    }
+
+    void penalize(const Draw& p) {
+        const Tokens& seen = p.seen;
         for (int32_t i = 0; i < seen.count; ++i) {
             ++occurrences_[seen.ids[i]];
-            answered_[seen.ids[i]] += i >= seen.from_prompt;
+            answered_[seen.ids[i]] += i >= p.from_prompt;
         }
         for (int32_t i = 0; i < seen.count; ++i) {
             const int32_t token = seen.ids[i];
@@ -236,15 +263,18 @@ private:
         return token;
     }
 
-    // The k tokens that rank first. At least k tokens reach the k-th largest block maximum.
+    // What the k tokens that rank first all reach: at least k tokens reach the k-th largest block maximum.
+    float bound_of(int32_t k) {
+        if (k >= blocks_) return -kInfinity;
+        float* maxima = block_max_.get() + blocks_;
+        std::copy_n(block_max_.get(), blocks_, maxima);
+        std::nth_element(maxima, maxima + k - 1, maxima + blocks_, [](float a, float b) { return a > b; });
+        return maxima[k - 1];
+    }
+
+    // The k tokens that rank first become the candidates.
     void gather_top(const float* row, int32_t k) {
-        float bound = -kInfinity;
-        if (k < blocks_) {
-            float* maxima = block_max_.get() + blocks_;
-            std::copy_n(block_max_.get(), blocks_, maxima);
-            std::nth_element(maxima, maxima + k - 1, maxima + blocks_, [](float a, float b) { return a > b; });
-            bound = maxima[k - 1];
-        }
+        const float bound = bound_of(k);
         for (int32_t b = 0; b < blocks_; ++b) {
             if (block_max_[b] < bound) continue;
             for (int32_t i = b * kBlock, end = std::min(i + kBlock, vocab_); i < end; ++i) {
@@ -257,6 +287,34 @@ private:
         for (int32_t i = 0; i < kept_; ++i) cut_[i] = {x_[i], 1.0f, id_[i]};
         const Candidate last = find_cut(kept_, k);
         compress([&](int32_t i) { return !ranks_before(last, {x_[i], 0, id_[i]}); });
+    }
+
+    // The (at most) k tokens above -inf that rank first, in rank order, and their log softmax; how many. The candidates
+    // of the last draw stay.
+    int32_t rank(const float* row, double log_total, int32_t k, int32_t* ids, double* logprobs) {
+        if (k == 0) return 0;
+        const float bound = bound_of(k);
+        int32_t n = 0;
+        for (int32_t b = 0; b < blocks_; ++b) {
+            if (block_max_[b] < bound) continue;
+            for (int32_t i = b * kBlock, end = std::min(i + kBlock, vocab_); i < end; ++i) {
+                cut_[n] = {row[i], 0, i};
+                n += row[i] >= bound && row[i] > -kInfinity;
+            }
+        }
+        k = std::min(k, n);
+        std::partial_sort(cut_.get(), cut_.get() + k, cut_.get() + n, ranks_before);
+        for (int32_t i = 0; i < k; ++i) {
+            ids[i] = cut_[i].id;
+            logprobs[i] = cut_[i].key - log_total;
+        }
+        return k;
+    }
+
+    // log of the sum of e^(x - max)
+    double log_sum(const float* row, float max) {
+        for (int32_t i = 0; i < vocab_; ++i) x_[i] = exp_negative(row[i] - max);
+        return std::log(sum(x_.get(), vocab_));
     }
 
     // Locally typical sampling (Meister et al. 2023, arXiv:2202.00666): ranked by how far the surprise -log p is from
@@ -374,8 +432,8 @@ private:
     }
 
     int32_t vocab_, blocks_;
-    Array<float> row_;    // penalized logits; then exponentials of log_probability
-    Array<float> x_;      // candidates: (logit - max) / temperature
+    Array<float> row_;    // logits with bias, penalties and bans
+    Array<float> x_;      // candidates: (logit - max) / temperature; then exponentials of log_sum
     Array<float> weight_; // candidates: e^x
     Array<int32_t> id_;   // candidates: ascending
     Array<Candidate> cut_;
@@ -402,23 +460,48 @@ LI_API void* li_sampler_create(int32_t vocab) {
 
 LI_API void li_sampler_destroy(void* sampler) { delete static_cast<Sampler*>(sampler); }
 
-// The token drawn from `logits` [vocab], or an error < 0: a NaN (-1), no logit above -inf (-2), an argument out of range
-// (-3), a logit of +inf (-4). Penalties look at the `seen_count` tokens of `seen`, of which the first `from_prompt` are
-// the prompt's; tokens of `banned` cannot be drawn. If `log_probability` is not null it receives
-// log softmax(logits)[token], of the logits as they came.
-LI_API int32_t li_sample(void* sampler, const float* logits, float temperature, int32_t top_k, double top_p, double min_p,
-                         double typical_p, float repetition_penalty, float presence_penalty, float frequency_penalty,
-                         uint64_t seed, uint64_t position, const int32_t* seen, int32_t seen_count,
-                         int32_t from_prompt, const int32_t* banned, int32_t banned_count, double* log_probability) {
-    if (sampler == nullptr || logits == nullptr || !(temperature >= 0)) return kArgument;
-    if (seen_count < 0 || from_prompt < 0 || banned_count < 0) return kArgument;
-    if ((seen_count > 0 && seen == nullptr) || (banned_count > 0 && banned == nullptr)) return kArgument;
+namespace {
+
+bool well_formed(const void* sampler, const float* logits, const Draw* draw) {
+    return sampler != nullptr && logits != nullptr && draw != nullptr && draw->temperature >= 0 && draw->top_k >= 0 &&
+           draw->from_prompt >= 0 && well_formed(draw->seen) && well_formed(draw->banned) &&
+           well_formed(draw->biased) && (draw->biased.count == 0 || draw->bias != nullptr);
+}
+
+bool has_room(int32_t count, const int32_t* ids, const double* values) {
+    return count == 0 || (count > 0 && ids != nullptr && values != nullptr);
+}
+
+} // namespace
+
+// The log softmax of `logits` [vocab] at `token`, and the `count` tokens that rank first with theirs. Returns how many
+// these are, or an error < 0: a NaN (-1), no logit above -inf (-2), an argument out of range (-3), a logit of +inf (-4).
+LI_API int32_t li_log_probabilities(void* sampler, const float* logits, int32_t token, double* of_token, int32_t count,
+                                    int32_t* ids, double* of_ids) {
+    if (sampler == nullptr || logits == nullptr || of_token == nullptr || !has_room(count, ids, of_ids)) return kArgument;
     Sampler& s = *static_cast<Sampler*>(sampler);
-    const Params params{temperature,      top_p,             min_p, typical_p, repetition_penalty,
-                        presence_penalty, frequency_penalty, top_k, seed,      position};
-    const int32_t token = s.sample(logits, params, {seen, seen_count, from_prompt}, {banned, banned_count, 0});
-    if (token >= 0 && log_probability != nullptr) *log_probability = s.log_probability(logits, token);
-    return token;
+    if (token < 0 || token >= s.vocab()) return kArgument;
+    return s.log_probabilities(logits, token, of_token, std::min(count, s.vocab()), ids, of_ids);
+}
+
+// The token drawn from `logits` [vocab], or an error as above. If `of_token` is not null, it and the `count` places of
+// `ids` and `of_ids` receive what li_log_probabilities gives (of the logits as they came), and `found` how many.
+LI_API int32_t li_sample(void* sampler, const float* logits, const Draw* draw, double* of_token, int32_t count,
+                         int32_t* ids, double* of_ids, int32_t* found) {
+    if (!well_formed(sampler, logits, draw) || (of_token != nullptr && found == nullptr)) return kArgument;
+    const int32_t token = static_cast<Sampler*>(sampler)->sample(logits, *draw);
+    if (token < 0 || of_token == nullptr) return token;
+    *found = li_log_probabilities(sampler, logits, token, of_token, count, ids, of_ids);
+    return *found < 0 ? *found : token;
+}
+
+// The `count` tokens that rank first after bias, penalties and bans, with the log softmax of these logits. Returns how
+// many these are (fewer if not so many are above -inf), or an error as above.
+LI_API int32_t li_candidates(void* sampler, const float* logits, const Draw* draw, int32_t count, int32_t* ids,
+                             double* logprobs) {
+    if (!well_formed(sampler, logits, draw) || !has_room(count, ids, logprobs)) return kArgument;
+    Sampler& s = *static_cast<Sampler*>(sampler);
+    return s.candidates(logits, *draw, std::min(count, s.vocab()), ids, logprobs);
 }
 
 // What the last draw chose from: fills at most `capacity` ids and probabilities, returns how many there are.
@@ -429,5 +512,5 @@ LI_API int32_t li_sampler_kept(void* sampler, int32_t* ids, float* probabilities
 // Four words of Philox4x32-10, so that a test can compare them with the published ones.
 LI_API void li_philox(uint32_t counter[4], uint32_t key0, uint32_t key1) { philox(counter, key0, key1); }
 
-// The uniform number of a (seed, position).
-LI_API double li_uniform(uint64_t seed, uint64_t position) { return uniform(seed, position); }
+// The uniform number of a (seed, position, choice).
+LI_API double li_uniform(uint64_t seed, uint64_t position, uint32_t choice) { return uniform(seed, position, choice); }
