@@ -1,0 +1,77 @@
+"""The ASGI application: the routes, and how what goes wrong becomes an answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from localinfer.errors import LocalInferError
+from localinfer.server.errors import ApiError, error_response
+from localinfer.server.metrics import Metrics
+from localinfer.server.openapi import document
+from localinfer.server.record import RequestRecord
+from localinfer.server.registry import ModelRegistry
+from localinfer.server.request_log import RequestLog
+from localinfer.server.routes import ENDPOINTS
+from localinfer.server.settings import ServerSettings
+
+
+def create_app(registry: ModelRegistry, settings: ServerSettings) -> Starlette:
+    """The application. Handlers find what they need in `request.app.state`; closing it closes registry and log.
+
+    LocalInferError if the log file of the settings cannot be written.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await registry.close()
+        log.close()
+
+    app = Starlette(
+        routes=[Route(endpoint.path, endpoint.handler, methods=[endpoint.method]) for endpoint in ENDPOINTS],
+        exception_handlers={
+            ApiError: _on_error,
+            LocalInferError: _on_error,
+            HTTPException: _on_http_exception,
+            Exception: _on_error,
+        },
+        lifespan=lifespan,
+    )
+    log = RequestLog.to_file(Path(settings.log_file)) if settings.log_file else RequestLog.to_standard_error()
+    metrics = Metrics(registry.loaded, lambda: log.lost)
+
+    def report(record: RequestRecord) -> None:
+        log.request(record)
+        metrics.request(record)
+
+    app.state.registry = registry
+    app.state.settings = settings
+    app.state.report = report
+    app.state.log = log
+    app.state.metrics = metrics
+    app.state.openapi = msgspec.json.encode(document(ENDPOINTS))
+    return app
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such path (404), or not by this method (405)."""
+    assert isinstance(error, HTTPException)
+    words = {
+        404: f"there is no {request.url.path} here",
+        405: f"{request.url.path} does not answer {request.method}",
+    }
+    message = words.get(error.status_code, error.detail)
+    return error_response(ApiError(error.status_code, message, headers=error.headers))

@@ -1,0 +1,78 @@
+"""What goes wrong, as OpenAI's clients expect it: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.responses import Response
+
+from localinfer.engine.thread import EngineStoppedError, QueueFullError
+from localinfer.errors import ContextLengthError, LocalInferError
+from localinfer.server.schemas.errors import ErrorBody, ErrorDetail
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    `type` is one of OpenAI's: "invalid_request_error", "rate_limit_error", "server_error"; `code` names the case for
+    programs, `param` the field of the request that is wrong.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.code = code
+        self.param = param
+        self.headers = headers
+
+    @property
+    def body(self) -> bytes:
+        """The error as JSON."""
+        return msgspec.json.encode(ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code)))
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The request is at fault: 400."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Any exception as an answer. What nobody foresaw is a bug of ours: 500, and its words stay in the log."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFullError):
+        return ApiError(
+            429,
+            error.message,
+            type="rate_limit_error",
+            code="queue_full",
+            headers={"retry-after": str(error.retry_after)},
+        )
+    if isinstance(error, EngineStoppedError):
+        return ApiError(503, error.message, type="server_error", code="engine_stopped")
+    if isinstance(error, ContextLengthError):
+        return invalid(_words(error), code="context_length_exceeded")
+    if isinstance(error, LocalInferError):
+        return invalid(_words(error))
+    return ApiError(500, "the server failed in a way it did not foresee; its log says more", type="server_error")
+
+
+def error_response(error: Exception) -> Response:
+    """The error as an HTTP answer."""
+    found = as_api_error(error)
+    return Response(found.body, status_code=found.status, media_type="application/json", headers=found.headers)
+
+
+def _words(error: LocalInferError) -> str:
+    return f"{error.message} ({error.hint})" if error.hint else error.message

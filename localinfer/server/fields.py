@@ -1,0 +1,130 @@
+"""Reading the body of a request: which fields we serve, which do no harm, which we refuse, and which nobody knows.
+
+What is served is what the schema has. The tables here say the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from localinfer.server.errors import ApiError, invalid
+
+UNKNOWN_FIELDS_HEADER = "x-localinfer-unknown-fields"
+
+# Fields that clients send and that change nothing here.
+HARMLESS = frozenset(
+    (
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "spaces_between_special_tokens",
+        "store",
+        "user",
+    )
+)
+# Fields that we know and cannot serve, with the values beside null that ask for nothing.
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "function_call": ("none",),
+    "functions": ([],),
+    "grammar": ("",),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "json_schema": (),
+    "mirostat": (0,),
+    "modalities": (["text"],),
+    "prediction": (),
+    "prompt_logprobs": (),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+Schema = TypeVar("Schema", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True)
+class Body(Generic[Schema]):
+    """A body that was understood. `raw` is the JSON as it came, `unknown` names the fields that nobody knows."""
+
+    fields: Schema
+    raw: dict[str, Any]
+    unknown: tuple[str, ...]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the answer has to say about the fields."""
+        return {UNKNOWN_FIELDS_HEADER: _header(self.unknown)} if self.unknown else {}
+
+
+async def read_body(request: Request, schema: type[Schema]) -> Body[Schema]:
+    """The body as `schema`. ApiError 400 names the field that is wrong, or that is known and not supported."""
+    raw = await read_json(request)
+    known = set(schema.__struct_fields__)
+    refused = [name for name in raw if name not in known and _is_refused(name, raw[name])]
+    if refused:
+        names = ", ".join(refused)
+        raise invalid(f"not supported by this server: {names}", param=refused[0], code="unsupported_parameter")
+    unknown = tuple(name for name in raw if name not in known and name not in HARMLESS and name not in REFUSED)
+    try:
+        fields = msgspec.convert(raw, schema, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _naming_the_field(str(error)) from None
+    return Body(fields, raw, unknown)
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The body as a JSON object; ApiError 400 if it is none."""
+    try:
+        raw = msgspec.json.decode(await request.body())
+    except ClientDisconnect:
+        raise ApiError(400, "the client left before its request was complete") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise invalid(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise invalid("the body is not valid JSON: it nests too deep") from None
+    if not isinstance(raw, dict):
+        raise invalid("the body must be a JSON object")
+    return raw
+
+
+def _is_refused(name: str, value: Any) -> bool:
+    return name in REFUSED and value is not None and value not in REFUSED[name]
+
+
+def _naming_the_field(message: str) -> ApiError:
+    """msgspec says "Expected `int`, got `str` - at `$.messages[0].role`", or "... at `key` in `$.logit_bias`"."""
+    what, _, where = message.partition(" - at ")
+    path = re.search(r"\$\.?([^`]*)`", where)
+    param = path.group(1) if path else None
+    if param is None and (missing := re.search(r"required field `(\w+)`", what)):
+        param = missing.group(1)
+    what = what.replace("`", "").replace("Expected", "expected", 1)
+    what = what.replace("Object missing", "it is missing the", 1)
+    return invalid(f"{param}: {what}" if param else what, param=param)
+
+
+def _header(names: Iterable[str]) -> str:
+    """Names as a header may hold them, cut where there are too many."""
+    return ", ".join(re.sub(r"[^\x21-\x2b\x2d-\x7e]", "?", name)[:64] for name in names)[:1024]

@@ -1,0 +1,58 @@
+"""From the fields of a request to the engine's sampling parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localinfer.engine.sampling import SamplingParams
+from localinfer.server.errors import ApiError, invalid
+from localinfer.server.schemas.sampling import SamplingFields
+
+# Fields that have the engine's name and meaning.
+_SAME = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+)
+
+
+def sampling_params(fields: SamplingFields, base: SamplingParams, max_tokens: int | None) -> SamplingParams:
+    """What was asked for, and `base` where nothing was. LocalInferError names what makes no sense."""
+    given: dict[str, Any] = {name: value for name in _SAME if (value := getattr(fields, name)) is not None}
+    if fields.top_k is not None:
+        given["top_k"] = max(0, fields.top_k)  # -1 is how vLLM writes "off"
+    if fields.seed is not None:
+        given["seed"] = fields.seed % 2**64
+    if fields.stop is not None:
+        # Empty texts come from forms that were left empty: they stop nothing.
+        stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop
+        given["stop"] = tuple(stop for stop in stops if stop)
+    return base.changed(max_tokens=max_tokens, **given)
+
+
+def room_for_answer(prompt_tokens: int, context: int, wanted: int | None, what: str) -> int | None:
+    """How many tokens the answer may have: what is wanted, at most what the context leaves; None: no other limit.
+
+    ApiError where nothing is left; agents know its code and its words, and compact what they send.
+    """
+    room = context - prompt_tokens
+    if room < 1:
+        raise context_overflow(prompt_tokens, context, what)
+    return None if wanted is None else min(wanted, room)
+
+
+def context_overflow(prompt_tokens: int, context: int, what: str) -> ApiError:
+    """`what` (messages, prompt, input) is too long."""
+    return invalid(
+        f"This model's maximum context length is {context} tokens. However, your {what} resulted in {prompt_tokens} "
+        f"tokens, which leaves no room for an answer. Please reduce the length of the {what}.",
+        param=what,
+        code="context_length_exceeded",
+    )

@@ -1,0 +1,102 @@
+"""Every endpoint in a table. /openapi.json is made from it, and a test compares it with the README."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localinfer.server import chat, completions, embeddings, models, openapi, status, tokens
+from localinfer.server.schemas.chat import ChatCompletion, ChatCompletionRequest
+from localinfer.server.schemas.completions import CompletionRequest, TextCompletion
+from localinfer.server.schemas.embeddings import EmbeddingRequest, EmbeddingResponse
+from localinfer.server.schemas.models import ModelCard, ModelList
+from localinfer.server.schemas.status import Health, Props, Slot, Welcome
+from localinfer.server.schemas.tokens import (
+    ApplyTemplateRequest,
+    ApplyTemplateResponse,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One row. `request` and `response` are msgspec structs, or None for a body that is none or no JSON.
+
+    `query` are the names of parameters behind the path, each with what it is for.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    request: Any = None
+    response: Any = None
+    streams: bool = False  # whether `"stream": true` makes it answer with server-sent events
+    query: tuple[tuple[str, str], ...] = ()
+    media_type: str = "application/json"  # of the answer
+
+
+_MODEL = ("model", "Another than the default model")
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/chat/completions",
+        chat.create,
+        "Answer a conversation",
+        ChatCompletionRequest,
+        ChatCompletion,
+        streams=True,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        completions.create,
+        "Continue texts",
+        CompletionRequest,
+        TextCompletion,
+        streams=True,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/embeddings",
+        embeddings.create,
+        "Make vectors of texts",
+        EmbeddingRequest,
+        EmbeddingResponse,
+    ),
+    Endpoint("GET", "/v1/models", models.list_all, "List what is served", response=ModelList),
+    Endpoint("GET", "/v1/models/{model:path}", models.one, "Describe a model", response=ModelCard),
+    Endpoint("POST", "/tokenize", tokens.tokenize, "Turn text into tokens", TokenizeRequest, TokenizeResponse),
+    Endpoint("POST", "/detokenize", tokens.detokenize, "Turn tokens into text", DetokenizeRequest, DetokenizeResponse),
+    Endpoint(
+        "POST",
+        "/apply-template",
+        tokens.apply_template,
+        "Write messages as a prompt",
+        ApplyTemplateRequest,
+        ApplyTemplateResponse,
+    ),
+    Endpoint("GET", "/", status.welcome, "Say what this is", response=Welcome),
+    Endpoint("GET", "/health", status.health, "Say whether requests can be answered", response=Health),
+    Endpoint("GET", "/metrics", status.metrics, "Count, for Prometheus", media_type="text/plain"),
+    Endpoint("GET", "/props", status.props, "Tell how a model is served", response=Props, query=(_MODEL,)),
+    Endpoint(
+        "GET",
+        "/slots",
+        status.slots,
+        "Tell what is being computed",
+        response=list[Slot],
+        query=(_MODEL, ("fail_on_no_slot", "1: answer 503 if no slot is idle")),
+    ),
+    Endpoint("GET", "/openapi.json", openapi.openapi, "Describe this server for programs"),
+)

@@ -1,0 +1,98 @@
+"""POST /v1/chat/completions"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from localinfer.server.schemas.sampling import Alternatives, AtLeastOne, JsonObject, SamplingFields, Usage
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A piece of a message. Only those of type "text" can be read."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """A message of the conversation; further keys reach the chat template. "developer" is read as "system".
+
+    `tokens`, of an assistant's message, are the token ids of an answer (`return_token_ids` gives them). Where they spell
+    the content, they stand for it, so that nothing of an earlier turn is computed again.
+    """
+
+    role: Role
+    content: str | list[ContentPart] | None = None
+    tokens: list[Annotated[int, Meta(ge=0, le=2**31 - 1)]] | None = None
+
+
+class ChatCompletionRequest(SamplingFields, kw_only=True):
+    """`max_completion_tokens` goes before `max_tokens`; both are cut to what the context has room for."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: AtLeastOne | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+    chat_template_kwargs: JsonObject | None = None
+    add_generation_prompt: bool | None = None
+    reasoning_effort: str | None = None
+    return_token_ids: bool | None = None
+
+
+class TopLogprob(msgspec.Struct):
+    """A token that could have been drawn. `bytes` are its UTF-8, of which `token` may show U+FFFD."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    """A token that was drawn."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(msgspec.Struct):
+    """One entry per token drawn, the one that ended the answer included."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(msgspec.Struct, kw_only=True):
+    """The answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+    tokens: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    """One of the `n` answers."""
+
+    index: int
+    message: AnswerMessage
+    finish_reason: str
+    logprobs: ChoiceLogprobs | None = None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """What is sent without `stream`."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str

@@ -1,0 +1,82 @@
+"""The fields that chat and text completions share: how tokens are drawn, and how the answer is sent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+MOST_CHOICES = 128
+MOST_ALTERNATIVES = 20
+
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
+Alternatives = Annotated[int, Meta(ge=0, le=MOST_ALTERNATIVES)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
+Share = Annotated[float, Meta(ge=0, lt=1)]
+Temperature = Annotated[float, Meta(ge=0)]
+Penalty = Annotated[float, Meta(ge=-100, le=100)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """`include_usage` adds a last chunk with the counts of tokens. `include_obfuscation` has no effect."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """None stands for "not given", as in the JSON of many clients.
+
+    Beyond OpenAI's: top_k, min_p, typical_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos,
+    skip_special_tokens, use_beam_search, length_penalty and priority as in vLLM (of a lower priority number comes
+    first), and loop_detection, which ends an answer that repeats itself with the finish reason "loop".
+    """
+
+    model: str | None = None
+    n: Choices | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Share | None = None
+    typical_p: Fraction | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    logit_bias: dict[int, Bias] | None = None
+    seed: Seed | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Count] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    loop_detection: bool | None = None
+    priority: Priority | None = None
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """`cached_tokens` of the prompt did not have to be computed."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Counts of tokens; of all prompts and all answers of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+JsonObject = dict[str, Any]
