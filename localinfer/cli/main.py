@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "chat": "localinfer.cli.chat",
     "run": "localinfer.cli.run",
+    "serve": "localinfer.cli.serve",
     "pull": "localinfer.cli.pull",
     "list": "localinfer.cli.installed",
     "show": "localinfer.cli.show",

@@ -1,0 +1,244 @@
+"""`localinfer serve [NAME...]`"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localinfer.cli.chat import DEFAULT_MODEL
+from localinfer.cli.options import Backend, Context, KvType, Template, Threads
+from localinfer.cli.output import note
+from localinfer.cli.pull import offer_to_pull
+from localinfer.errors import LocalInferError
+
+if TYPE_CHECKING:
+    from localinfer.engine.llm import LLM
+    from localinfer.server.on_demand import ModelSource
+
+KEY_VARIABLE = "LOCALINFER_API_KEY"
+
+
+def command(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Installed models, or paths of .gguf files; the first is the default one.",
+            show_default=DEFAULT_MODEL,
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", "-p", help="0 takes a free one.", min=0, max=65535)] = 8080,
+    host: Annotated[
+        str, typer.Option("--host", help="An address of this machine; 0.0.0.0 is all of them, and needs a key.")
+    ] = "127.0.0.1",
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key",
+            help=f"A key that clients must send. Others can see it on a command line, but not in ${KEY_VARIABLE}.",
+            show_default=False,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        str, typer.Option("--api-key-file", help="A file with one key per line.", show_default=False)
+    ] = "",
+    alias: Annotated[
+        list[str] | None,
+        typer.Option("--alias", help="OTHER=NAME: clients may ask for the model NAME as OTHER.", show_default=False),
+    ] = None,
+    parallel: Annotated[int, typer.Option("--parallel", help="Answers computed at the same time.", min=1)] = 8,
+    queue: Annotated[int, typer.Option("--queue", help="Requests that may wait; more get a 429.", min=0)] = 64,
+    context: Context = None,
+    kv_tokens: Annotated[
+        int,
+        typer.Option(
+            "--kv-tokens",
+            help="Tokens that the cache of keys and values holds, of all answers together.",
+            min=0,
+            show_default="automatic",
+        ),
+    ] = 0,
+    kv_type: KvType = "f16",
+    threads: Threads = 0,
+    backend: Backend = "auto",
+    template: Template = "",
+    idle_unload: Annotated[
+        float,
+        typer.Option(
+            "--idle-unload", help="Unload a model that nobody asked for so many seconds.", min=0, show_default="never"
+        ),
+    ] = 0.0,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors-origin", help="Let web pages of this origin ask, beside local ones; * is all.", show_default=False
+        ),
+    ] = None,
+    tls_cert: Annotated[str, typer.Option("--tls-cert", help="A certificate in PEM form.", show_default=False)] = "",
+    tls_key: Annotated[str, typer.Option("--tls-key", help="Its private key.", show_default=False)] = "",
+    max_body: Annotated[int, typer.Option("--max-body", help="MiB that a request may have.", min=1)] = 32,
+    drain: Annotated[
+        float, typer.Option("--drain", help="Seconds that answers may take to finish after SIGTERM.", min=0)
+    ] = 30.0,
+    log_file: Annotated[
+        str, typer.Option("--log-file", help="Where lines about requests go.", show_default="standard error")
+    ] = "",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="A line for every request, also of /health.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Pull models without asking.")] = False,
+) -> None:
+    """Answer clients of the OpenAI API.
+
+    The first model is loaded at once, others when they are asked for; where memory is short, the one that was used the
+    longest ago makes room. Ctrl-C or SIGTERM lets running answers finish; a second one stops at once. Exit codes: 0 all
+    answers were finished, 1 an error or answers that were cut off, 130 and 143 stopped at once.
+    """
+    names = list(dict.fromkeys(models or [DEFAULT_MODEL]))
+    for name in names:
+        offer_to_pull(name, yes, "serve")
+    keys = (*(api_key or ()), *_environment_keys(), *(_keys_of_file(api_key_file) if api_key_file else ()))
+    for key in keys:
+        _check_key(key)
+    from localinfer.server.process import run
+    from localinfer.server.settings import MEBIBYTE, ServerSettings
+
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        api_keys=keys,
+        cors_origins=tuple(cors_origin or ()),
+        tls_certificate=tls_cert,
+        tls_key=tls_key,
+        max_body=max_body * MEBIBYTE,
+        parallel=parallel,
+        queue=queue,
+        drain_seconds=drain,
+        idle_unload=idle_unload,
+        log_file=log_file,
+        verbose=verbose,
+    )
+    options: dict[str, Any] = {
+        "threads": threads,
+        "backend": backend,
+        "kv_type": kv_type,
+        "max_sequences": parallel,
+        "kv_tokens": kv_tokens,
+        "chat_template": _read_template(template) if template else None,
+    }
+    sources = plan_models(names, _aliases(alias or ()), context, options)
+    code = run(settings, sources, note)
+    if code:
+        raise typer.Exit(code)
+
+
+def plan_models(
+    names: list[str], aliases: dict[str, str], context: int | None, options: dict[str, Any]
+) -> "list[ModelSource]":
+    """The models as the server loads them: their contexts and pools are settled here, each as if it were alone.
+
+    `aliases` leads from other names to these. LocalInferError if a model is not there, is damaged, or does not fit
+    the memory that is free now.
+    """
+    from localinfer.hub.store import resolve
+    from localinfer.server.on_demand import ModelSource
+
+    paths = {name: resolve(name) for name in names}
+    ids = _served_names(paths)
+    known = {**{name: name for name in names}, **{served: name for name, served in ids.items()}}
+    for other, name in aliases.items():
+        if name not in known:
+            raise LocalInferError(
+                f"--alias {other}={name}: {name} is not served", f"served are {', '.join(ids.values())}"
+            )
+        if other in known:
+            raise LocalInferError(f"--alias {other}={name}: {other} is the name of a model already")
+    sources = []
+    for name, path in paths.items():
+        others = [other for other, target in aliases.items() if known[target] == name]
+        if ids[name] != name:
+            others.append(name)
+        fixed = {**options, **_settled(path, context, options)}
+        sources.append(
+            ModelSource(ids[name], path, fixed["context"], _loader(str(path), ids[name], fixed), tuple(others))
+        )
+    return sources
+
+
+def _settled(path: Path, context: int | None, options: dict[str, Any]) -> dict[str, int]:
+    """Context and pool of a model, by a plan made before anything is loaded."""
+    from localinfer.engine.load import choose_backend
+    from localinfer.engine.plan import Wishes, make_plan
+    from localinfer.formats.gguf import open_gguf
+
+    kv_type = options["kv_type"]
+    wishes = Wishes(
+        context,
+        kv_type,
+        kv_type,
+        options["threads"],
+        options["max_sequences"],
+        kv_tokens=options["kv_tokens"],
+    )
+    with open_gguf(path) as file:
+        config = make_plan(file, choose_backend(options["backend"])[0], wishes).config
+    return {"context": config.context, "kv_tokens": config.kv_blocks * config.block_size}
+
+
+def _loader(path: str, name: str, options: dict[str, Any]) -> "Any":
+    def load(promised: int) -> "LLM":
+        from localinfer.engine.llm import LLM
+
+        llm = LLM(path, promised=promised, **options)
+        llm.name = name
+        llm.detach()  # the file may change while it is served
+        return llm
+
+    return load
+
+
+def _served_names(paths: dict[str, Path]) -> dict[str, str]:
+    """What clients call each model: as it was installed, or a file's name without its ending if that is unique."""
+    names = {name: path.stem if os.path.exists(name) else name for name, path in paths.items()}
+    return {name: served if list(names.values()).count(served) == 1 else name for name, served in names.items()}
+
+
+def _aliases(given: "list[str] | tuple[str, ...]") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        other, equals, name = text.partition("=")
+        if not (other and equals and name):
+            raise typer.BadParameter(f"--alias {text} should be OTHER=NAME: the new name first")
+        if other in found:
+            raise typer.BadParameter(f"--alias gives {other} twice")
+        found[other] = name
+    return found
+
+
+def _environment_keys() -> list[str]:
+    return [key] if (key := os.environ.get(KEY_VARIABLE)) else []
+
+
+def _keys_of_file(path: str) -> list[str]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LocalInferError(f"the file of API keys {path} cannot be read: {error}") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise LocalInferError(f"the file of API keys {path} has no key in it", "write one key per line")
+    return keys
+
+
+def _check_key(key: str) -> None:
+    """A key travels in a header: anything but visible ASCII would not arrive, and would lock everybody out."""
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise LocalInferError("an API key has characters other than visible ASCII, or is empty", "openssl rand -hex 24")
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LocalInferError(f"the chat template {path} cannot be read: {error}") from error

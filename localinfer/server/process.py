@@ -1,0 +1,173 @@
+"""The life of a serving process: listen, load, serve, drain, end.
+
+Signals: the first SIGINT or SIGTERM lets running requests finish, for at most `drain_seconds`, while new ones get a
+503; a second one ends the process at once, as the first does while the first model is still being loaded.
+
+Exit codes: 0 stopped by a signal, and everything that had begun was finished; 1 an error, or requests were cut off when
+the time for draining was over; 130 or 143 ended at once, by SIGINT or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from localinfer.server.access import LimitOrigins, RequireKey
+from localinfer.server.app import create_app
+from localinfer.server.limits import Gate, LimitBody
+from localinfer.server.listen import listen, tls_context, url
+from localinfer.server.on_demand import ModelSource, OnDemandModels
+from localinfer.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+Say = Callable[[str], None]  # tells a person
+CLOSING_SECONDS = 5  # for connections to end after their last answer
+
+
+def run(settings: ServerSettings, sources: Sequence[ModelSource], say: Say) -> int:
+    """Serves until it is told to stop, and returns the exit code. For the main thread.
+
+    LocalInferError if it cannot listen, or if the first model cannot be loaded.
+    """
+    tls_context(settings)  # only to find out what is wrong before anything else is done
+    sockets = listen(settings)
+    # A model file that shrinks in the moment in which it is opened ends the process, but not silently.
+    faulthandler.enable()
+    try:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            return runner.run(_serve(settings, sources, sockets, say))
+    finally:
+        for opened in sockets:
+            opened.close()
+
+
+def guarded(app: ASGIApp, settings: ServerSettings) -> tuple[ASGIApp, Gate]:
+    """The application behind everything that a request has to pass, and the gate among that."""
+    gate = Gate(LimitBody(app, settings.max_body))
+    keyed: ASGIApp = RequireKey(gate, settings.api_keys) if settings.api_keys else gate
+    return LimitOrigins(keyed, settings.cors_origins, same_origin=bool(settings.api_keys)), gate
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: this module has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Signals:
+    """What signals ask for. Until `graceful` is set, the first one ends the process."""
+
+    def __init__(self, say: Say) -> None:
+        self.graceful = False
+        self.stop = asyncio.Event()
+        self._say = say
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._received, number)
+
+    def _received(self, number: signal.Signals) -> None:
+        if self.graceful and not self.stop.is_set():
+            self.stop.set()
+            return
+        self._say("stopped at once" if self.stop.is_set() else "stopped before it was ready")
+        _end(128 + number)
+
+
+async def _serve(settings: ServerSettings, sources: Sequence[ModelSource], sockets: Sequence[Any], say: Say) -> int:
+    signals = _Signals(say)
+    registry = OnDemandModels(
+        sources, parallel=settings.parallel, queue=settings.queue, idle_unload=settings.idle_unload
+    )
+    app, gate = guarded(create_app(registry, settings), settings)
+    server = _Server(_uvicorn_config(app, settings))
+    serving = asyncio.create_task(server.serve(sockets=list(sockets)))
+    try:
+        await registry.load_first()
+        gc.freeze()  # what is there by now stays: the collector need not look at it again
+        gc.enable()
+        signals.graceful = True
+        _say_ready(say, settings, registry, url(settings, list(sockets)))
+        await _first(signals.stop.wait(), serving)
+        return await _drain(gate, settings.drain_seconds, say)
+    finally:
+        await registry.close()
+        server.should_exit = True
+        await serving
+        if registry.busy:  # a thread loads a model, and would be waited for
+            _end(0)
+
+
+async def _first(*waiting: Any) -> None:
+    await asyncio.wait([asyncio.ensure_future(one) for one in waiting], return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _drain(gate: Gate, seconds: float, say: Say) -> int:
+    """Waits for what is under way; the exit code."""
+    gate.close()
+    if gate.active:
+        say(f"stopping: {gate.active} requests finish first, for at most {seconds:g} s; Ctrl-C again stops at once")
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await gate.wait_idle()
+    if gate.active:
+        say(f"stopped: {gate.active} requests were cut off, since they took longer than {seconds:g} s")
+        return 1
+    say("stopped")
+    return 0
+
+
+def _say_ready(say: Say, settings: ServerSettings, registry: OnDemandModels, address: str) -> None:
+    for number, model in enumerate(registry.models()):
+        names = " or ".join((model.name, *model.aliases))
+        when = "" if number == 0 else ", loaded when it is asked for"
+        say(f"{names}: context of {model.context} tokens{when}")
+    keys = "an API key is asked for" if settings.api_keys else "no API key is asked for"
+    say(f"ready: {address}/v1 ({keys}; Ctrl-C stops)")
+
+
+def _uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
+    # Requests have lines of their own in our log; of uvicorn's, only what is wrong with itself is of interest.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ssl_certfile=settings.tls_certificate or None,
+        ssl_keyfile=settings.tls_key or None,
+        timeout_keep_alive=settings.keep_alive,
+        timeout_graceful_shutdown=CLOSING_SECONDS,
+    )
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+def _end(code: int) -> None:
+    """Ends the process without waiting for threads, whose work nobody will look at any more."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
