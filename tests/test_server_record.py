@@ -230,6 +230,27 @@ def test_a_reader_that_does_not_read_holds_up_nobody() -> None:
     assert not log._thread.is_alive()
 
 
+class Models:
+    """Models that are in memory, as far as the metrics look at them."""
+
+    def __init__(self) -> None:
+        self.loaded: list[Any] = []
+
+    def load(self, **counts: int) -> EngineStatistics:
+        statistics = EngineStatistics(**counts)
+        engine = SimpleNamespace(statistics=statistics)
+        self.loaded.append(SimpleNamespace(name="tiny", thread=Thread(engine)))
+        return statistics
+
+    def __call__(self) -> list[Any]:
+        return self.loaded
+
+
+class Thread:
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
     """By name and the values of labels other than `engine` and `le`."""
     found = {}
@@ -242,8 +263,9 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 
 def test_metrics_have_the_names_that_scrapers_know() -> None:
-    metrics = Metrics()
-    metrics.watch("tiny", lambda: EngineStatistics(prompt_tokens=7, running=2, kv_blocks_used=1, kv_blocks_total=4))
+    models = Models()
+    models.load(prompt_tokens=7, running=2, kv_blocks_used=1, kv_blocks_total=4)
+    metrics = Metrics(models)
     record = finished(engine_request(100.0, 11), arrived=100.0)
     record.gaps.extend([0.1] * 10)
     metrics.request(record)
@@ -281,20 +303,25 @@ def test_metrics_have_the_names_that_scrapers_know() -> None:
 
 
 def test_counters_of_a_model_survive_its_engine() -> None:
-    metrics = Metrics()
-    counts = EngineStatistics(generated_tokens=5, running=1)
-    metrics.watch("tiny", lambda: counts)
+    models = Models()
+    metrics = Metrics(models)
+    counts = models.load(generated_tokens=5, running=1)
+    assert samples(metrics)["vllm:generation_tokens_total", "tiny"] == 5
     counts.generated_tokens = 6
-    metrics.forget("tiny")
-    metrics.forget("tiny")
-    assert samples(metrics)["vllm:generation_tokens_total", "tiny"] == 6
-    assert samples(metrics)["vllm:num_requests_running", "tiny"] == 0
-    metrics.watch("tiny", lambda: EngineStatistics(generated_tokens=10))
+    metrics.request(finished(engine_request(100.0, 1)))  # the last look before it is unloaded
+    models.loaded.clear()
+    for _ in range(2):
+        assert samples(metrics)["vllm:generation_tokens_total", "tiny"] == 6
+        assert samples(metrics)["vllm:num_requests_running", "tiny"] == 0
+    models.load(generated_tokens=10)
     assert samples(metrics)["vllm:generation_tokens_total", "tiny"] == 16
+    models.loaded.clear()  # unloaded and loaded again between two looks
+    models.load(generated_tokens=3)
+    assert samples(metrics)["vllm:generation_tokens_total", "tiny"] == 19
 
 
 def test_a_request_that_was_refused_counts_as_that_alone() -> None:
-    metrics = Metrics(lambda: 3)
+    metrics = Metrics(Models(), lambda: 3)
     record = RequestRecord("/v1/completions", model="never loaded")
     record.done(429, "the queue is full")
     metrics.request(record)

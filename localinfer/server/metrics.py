@@ -6,8 +6,9 @@ over. What vLLM has no name for begins with `localinfer:`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -15,7 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from localinfer.engine.statistics import EngineStatistics
+from localinfer.engine.thread import EngineThread
 from localinfer.server.record import RequestRecord
+from localinfer.server.registry import ServedModel
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name", "engine")
@@ -79,10 +82,10 @@ _COUNTERS = (
 class Metrics:
     """Everything that is counted for one server. One thread uses it: that of the event loop."""
 
-    def __init__(self, lost_lines: Callable[[], int] = lambda: 0) -> None:
-        """`lost_lines` is asked how many lines of the log could not be written."""
+    def __init__(self, models: Callable[[], Iterable[ServedModel]], lost_lines: Callable[[], int] = lambda: 0) -> None:
+        """`models` gives those that are in memory, `lost_lines` how many lines of the log could not be written."""
         self._registry = CollectorRegistry()
-        self._engines = _Engines(lost_lines)
+        self._engines = _Engines(models, lost_lines)
         self._registry.register(self._engines)
         self._first_token = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)
         self._gap = self._histogram("vllm:inter_token_latency_seconds", "Between tokens of a request.", PER_TOKEN)
@@ -109,25 +112,15 @@ class Metrics:
         )
         self._http = self._counter("localinfer:http_requests", "Requests that ended.", "endpoint", "status")
 
-    def watch(self, model: str, read: Callable[[], EngineStatistics]) -> None:
-        """From now on the engine of this model is part of the answer. `read` is called whenever somebody asks."""
-        self._engines.watch(model, read)
-        for reason in FINISHED.values():  # so that they are there, as 0, before the first answer
-            self._finished.labels(model, ENGINE, reason)
-        self._near_misses.labels(model, ENGINE)
-
-    def forget(self, model: str) -> None:
-        """The engine of this model is about to end: its counters keep their values."""
-        self._engines.forget(model)
-
     def request(self, record: RequestRecord) -> None:
         """Counts a request that is over."""
         self._http.labels(record.endpoint, str(record.status)).inc()
         if not record.requests:
             return
+        self._engines.look()  # while the model is certainly there
         labels = (record.model, ENGINE)
-        for reason in record.finish_reasons:
-            self._finished.labels(*labels, FINISHED[reason]).inc()
+        for reason, name in FINISHED.items():  # all of them, so that none appears with a number other than 0 at first
+            self._finished.labels(*labels, name).inc(record.finish_reasons.count(reason))
         if record.near_miss is not None:
             self._near_misses.labels(*labels).inc()
         for histogram in (self._gap.labels(*labels), self._older_gap.labels(*labels)):
@@ -160,25 +153,42 @@ class Metrics:
         return Counter(name, about, labels, registry=self._registry)
 
 
-class _Engines(Collector):
-    """Reads the engines' own counts when it is asked."""
+@dataclass
+class _Seen:
+    """An engine, without keeping it in memory, and what it had counted when it was last looked at."""
 
-    def __init__(self, lost_lines: Callable[[], int]) -> None:
+    model: str
+    thread: weakref.ref[EngineThread]
+    counts: EngineStatistics
+
+
+class _Engines(Collector):
+    """Reads the engines' own counts. A model's counters go on where they were when it is unloaded and loaded again."""
+
+    def __init__(self, models: Callable[[], Iterable[ServedModel]], lost_lines: Callable[[], int]) -> None:
+        self._models = models
         self._lost_lines = lost_lines
-        self._readers: dict[str, Callable[[], EngineStatistics]] = {}
+        self._seen: list[_Seen] = []
         self._ended: dict[str, EngineStatistics] = {}  # sums of what the ended engines of a model counted
 
-    def watch(self, model: str, read: Callable[[], EngineStatistics]) -> None:
-        self._ended.setdefault(model, EngineStatistics())
-        self._readers[model] = read
-
-    def forget(self, model: str) -> None:
-        if (read := self._readers.pop(model, None)) is not None:
-            self._ended[model] = _sum(self._ended[model], read())
+    def look(self) -> None:
+        """Reads what every engine has counted by now."""
+        loaded = {model.thread: model.name for model in self._models()}
+        for seen in list(self._seen):
+            thread = seen.thread()
+            if thread is not None and thread in loaded:
+                seen.counts = thread.engine.statistics
+                del loaded[thread]
+            else:
+                self._ended[seen.model] = _sum(self._ended[seen.model], seen.counts)
+                self._seen.remove(seen)
+        for thread, name in loaded.items():
+            self._seen.append(_Seen(name, weakref.ref(thread), thread.engine.statistics))
+            self._ended.setdefault(name, EngineStatistics())
 
     def collect(self) -> Iterator[Metric]:
-        nothing = EngineStatistics()
-        now = {model: self._readers[model]() if model in self._readers else nothing for model in self._ended}
+        self.look()
+        now = {model: EngineStatistics() for model in self._ended} | {seen.model: seen.counts for seen in self._seen}
         for row in _GAUGES:
             gauge = GaugeMetricFamily(row.name, row.about, labels=LABELS)
             for model, counts in now.items():

@@ -11,6 +11,8 @@ from localinfer.server.schemas.sampling import Count, Priority
 
 MOST_INPUTS = 2048  # OpenAI's
 
+Pooling = Literal["mean", "last", "cls"]
+
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """`input` is a text, token ids, or a list of either.
@@ -49,4 +51,4 @@ class EmbeddingResponse(msgspec.Struct, kw_only=True):
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
-    pooling: Literal["mean", "last", "cls"]
+    pooling: Pooling

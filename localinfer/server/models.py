@@ -1,0 +1,52 @@
+"""GET /v1/models and /v1/models/{model}"""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localinfer.server.errors import ApiError
+from localinfer.server.registry import ModelInfo, ModelRegistry
+from localinfer.server.schemas.models import ModelCard, ModelList, ModelMeta
+
+
+async def list_all(http: Request) -> Response:
+    """The handler of /v1/models."""
+    registry: ModelRegistry = http.app.state.registry
+    return as_json(ModelList(data=[_card(info) for info in registry.models()]))
+
+
+async def one(http: Request) -> Response:
+    """The handler of /v1/models/{model}."""
+    return as_json(_card(find(http.app.state.registry, http.path_params["model"])))
+
+
+def find(registry: ModelRegistry, name: str | None) -> ModelInfo:
+    """The model of that name or alias, loaded or not; None is the default model. ApiError 404 if there is none."""
+    models = registry.models()
+    for info in models:
+        if name is None or name == info.name or name in info.aliases:
+            return info
+    there = ", ".join(info.name for info in models)
+    raise ApiError(
+        404, f"the model {name!r} is not served here; there is: {there}", code="model_not_found", param="model"
+    )
+
+
+def as_json(struct: msgspec.Struct | list[msgspec.Struct], status: int = 200) -> Response:
+    """An answer in JSON."""
+    return Response(msgspec.json.encode(struct), status_code=status, media_type="application/json")
+
+
+def _card(info: ModelInfo) -> ModelCard:
+    return ModelCard(
+        id=info.name,
+        created=info.created,
+        aliases=list(info.aliases),
+        context_length=info.context,
+        max_model_len=info.context,
+        meta=ModelMeta(info.context),
+        state=info.state,
+        problem=info.problem or None,
+    )

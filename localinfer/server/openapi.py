@@ -1,0 +1,86 @@
+"""GET /openapi.json: the OpenAPI 3.1 description of this server, made from the table of endpoints and the schemas."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localinfer import __version__
+from localinfer.server.schemas.errors import ErrorBody
+
+if TYPE_CHECKING:
+    from localinfer.server.routes import Endpoint
+
+_REFERENCE = "#/components/schemas/{name}"
+
+
+async def openapi(http: Request) -> Response:
+    """The handler of /openapi.json."""
+    return Response(http.app.state.openapi, media_type="application/json")
+
+
+def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """The description as a JSON object."""
+    types = [kind for endpoint in endpoints for kind in (endpoint.request, endpoint.response) if kind is not None]
+    described, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=_REFERENCE)
+    schemas = dict(zip([*types, ErrorBody], described, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        path = re.sub(r"{(\w+):\w+}", r"{\1}", endpoint.path)
+        paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, path, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "localinfer",
+            "version": __version__,
+            "description": "Language models on your own machine, over HTTP. Fields that are not described are ignored "
+            "and named in the header x-localinfer-unknown-fields; those that are known and not supported get a 400.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        # The empty one: a server without keys asks for none.
+        "security": [{}, {"bearer": []}, {"apiKey": []}],
+    }
+
+
+def _operation(endpoint: Endpoint, path: str, schemas: dict[Any, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {endpoint.media_type: {"schema": schemas.get(endpoint.response, {"type": "string"})}}
+    if endpoint.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    operation: dict[str, Any] = {
+        "operationId": f"{endpoint.handler.__module__.rpartition('.')[2]}_{endpoint.handler.__name__}",
+        "summary": endpoint.summary,
+        "parameters": [
+            *({"name": name, "in": "path", "required": True, **_STRING} for name in re.findall(r"{(\w+)}", path)),
+            *({"name": name, "in": "query", "description": about, **_STRING} for name, about in endpoint.query),
+        ],
+        "responses": {
+            "200": {"description": "The answer", "content": content},
+            "default": {
+                "description": "What went wrong",
+                "content": {"application/json": {"schema": schemas[ErrorBody]}},
+            },
+        },
+    }
+    if endpoint.request is not None:
+        operation["description"] = inspect.getdoc(endpoint.request)
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schemas[endpoint.request]}},
+        }
+    return operation
+
+
+_STRING = {"schema": {"type": "string"}}

@@ -1,0 +1,155 @@
+"""GET /, /health, /metrics, /props and /slots: for those who watch, and for clients that adapt to the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from localinfer import __version__
+from localinfer.engine.request import Choice, Request
+from localinfer.engine.sampling import SamplingParams
+from localinfer.server.errors import ApiError
+from localinfer.server.metrics import CONTENT_TYPE, Metrics
+from localinfer.server.models import as_json, find
+from localinfer.server.registry import ModelInfo, ModelRegistry, ServedModel
+from localinfer.server.schemas.errors import ErrorDetail
+from localinfer.server.schemas.status import (
+    DefaultSettings,
+    GenerationParams,
+    Health,
+    Modalities,
+    ModelHealth,
+    NextToken,
+    Props,
+    Slot,
+    Welcome,
+)
+
+RANDOM_SEED = 2**32 - 1  # llama.cpp's way to write that no seed was given
+# How tokens are drawn, in order (engine/sampling.py), in llama.cpp's words.
+SAMPLERS = ["penalties", "temperature", "top_k", "typ_p", "top_p", "min_p"]
+
+
+async def welcome(http: HttpRequest) -> Response:
+    """The handler of GET and HEAD /, which some clients ask for to see whether somebody is there."""
+    paths = [route.path for route in http.app.routes]
+    return as_json(Welcome(version=__version__, endpoints=paths))
+
+
+async def health(http: HttpRequest) -> Response:
+    """The handler of /health: 503 until the first model is loaded, and when its engine has failed.
+
+    It needs no key, so it tells no paths and no error messages.
+    """
+    registry: ModelRegistry = http.app.state.registry
+    loaded = {model.name: model for model in registry.loaded()}
+    models = [_health(info, loaded.get(info.name)) for info in registry.models()]
+    first = models[0].state
+    if first == "failed":
+        detail = ErrorDetail("the model has failed: the log of the server says more", "server_error", None, "failed")
+        return as_json(Health(status="failed", version=__version__, models=models, error=detail), 503)
+    if not registry.ready:
+        detail = ErrorDetail("the model is being loaded", "server_error", None, "loading")
+        return as_json(Health(status="loading", version=__version__, models=models, error=detail), 503)
+    return as_json(Health(status="ok", version=__version__, models=models))
+
+
+async def metrics(http: HttpRequest) -> Response:
+    """The handler of /metrics."""
+    counted: Metrics = http.app.state.metrics
+    return Response(counted.render(), headers={"content-type": CONTENT_TYPE})
+
+
+async def props(http: HttpRequest) -> Response:
+    """The handler of /props; `?model=` asks for another than the default model, which is loaded for it."""
+    registry: ModelRegistry = http.app.state.registry
+    async with registry.use(http.query_params.get("model")) as model:
+        llm = model.llm
+        template = llm.chat_template
+        answer = Props(
+            default_generation_settings=DefaultSettings(n_ctx=llm.context, params=_params(llm.chat_defaults)),
+            total_slots=llm.engine.config.max_sequences,
+            model_alias=model.name,
+            model_path=str(llm.path),
+            chat_template=template.source if template else "",
+            bos_token=_special(model, llm.tokenizer.bos_id),
+            eos_token=_special(model, llm.tokenizer.eos_id),
+            modalities=Modalities(),
+            build_info=f"localinfer {__version__}",
+        )
+    return as_json(answer)
+
+
+async def slots(http: HttpRequest) -> Response:
+    """The handler of /slots: none if the model is not loaded. `?fail_on_no_slot=1`: 503 if none is idle."""
+    registry: ModelRegistry = http.app.state.registry
+    info = find(registry, http.query_params.get("model"))
+    model = next((model for model in registry.loaded() if model.name == info.name), None)
+    found = list(_slots(model)) if model else []
+    if http.query_params.get("fail_on_no_slot") and all(slot.is_processing for slot in found):
+        raise ApiError(503, "no slot is idle", type="server_error", code="no_idle_slot")
+    return as_json(found)
+
+
+def _health(info: ModelInfo, model: ServedModel | None) -> ModelHealth:
+    if model is None:
+        return ModelHealth(id=info.name, state="failed" if info.problem else info.state)
+    state = "loaded" if model.thread.healthy else "failed"
+    return ModelHealth(id=info.name, state=state, backend=model.llm.backend, notes=list(model.llm.notes))
+
+
+def _slots(model: ServedModel) -> Iterator[Slot]:
+    """One per sequence that can be computed at the same time; the answers that are computed come first."""
+    config = model.llm.engine.config
+    running = [
+        (request, choice)
+        for request in model.thread.requests
+        for choice in request.choices
+        if choice.finish_reason is None and choice.sequence.blocks
+    ]
+    for id in range(config.max_sequences):
+        busy = _progress(*running[id]) if id < len(running) else {}
+        yield Slot(id=id, n_ctx=config.context, speculative=False, is_processing=bool(busy), **busy)
+
+
+def _progress(request: Request, choice: Choice) -> dict[str, object]:
+    """Of an answer that is computed. The engine goes on meanwhile: the numbers may be a step apart."""
+    limit, decoded = request.params.max_tokens, choice.generated_count
+    return {
+        "id_task": request.id,
+        "n_prompt_tokens": len(request.prompt),
+        "n_prompt_tokens_processed": min(choice.sequence.computed, len(request.prompt)) - (request.cached or 0),
+        "n_prompt_tokens_cache": request.cached or 0,
+        "params": _params(request.params, request.seed),
+        "next_token": [
+            NextToken(has_next_token=True, n_remain=-1 if limit is None else limit - decoded, n_decoded=decoded)
+        ],
+    }
+
+
+def _params(params: SamplingParams, seed: int = RANDOM_SEED) -> GenerationParams:
+    limit = -1 if params.max_tokens is None else params.max_tokens
+    return GenerationParams(
+        n_predict=limit,
+        max_tokens=limit,
+        seed=seed,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        typical_p=params.typical_p,
+        repeat_last_n=params.penalty_window or -1,
+        repeat_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        stop=list(params.stop),
+        ignore_eos=params.ignore_eos,
+        n_probs=params.top_logprobs,
+        samplers=SAMPLERS,
+    )
+
+
+def _special(model: ServedModel, token: int | None) -> str:
+    return "" if token is None else model.llm.tokenizer.token_bytes(token).decode("utf-8", "replace")
