@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from localinfer.engine.engine import Engine, Output, Request, TextDecoder
 from localinfer.engine.sampling import SamplingParams
@@ -38,12 +39,13 @@ class EngineStoppedError(LocalInferError):
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt to be answered. Without `new_decoder` its outputs have no text."""
+    """One prompt: to be answered, or with `pooling`, to be embedded. Without `new_decoder` its outputs have no text."""
 
     prompt: Sequence[int]
     params: SamplingParams
     new_decoder: Callable[[], TextDecoder] | None = None
     priority: int = 0
+    pooling: Literal["mean", "last", "cls"] | None = None
 
 
 class Answers:
@@ -163,6 +165,12 @@ class EngineThread:
         """Submits that are not over."""
         return len(self._open)
 
+    @property
+    def requests(self) -> list[Request]:
+        """What the engine has accepted and not finished, in order. On the loop only; the engine goes on meanwhile."""
+        accepted = [request for answers in self._open for request in answers.requests]
+        return sorted((r for r in accepted if r.finish_reason is None), key=lambda request: request.id)
+
     def submit(self, jobs: Sequence[Job]) -> Answers:
         """Hands jobs to the engine. QueueFullError if too many wait, EngineStoppedError if it takes none."""
         if self._stopping or not self.healthy:
@@ -271,15 +279,18 @@ class EngineThread:
                 if answers.cancelled:
                     raise EngineStoppedError("the request was cancelled")
                 for job in answers.jobs:
-                    requests.append(
-                        self.engine.add_request(job.prompt, job.params, job.new_decoder, priority=job.priority)
-                    )
+                    requests.append(self._add(job))
             except Exception as error:
                 for request in requests:
                     self.engine.abort(request.id)
                 self._tell(self._refused, answers, error)
             else:
                 self._tell(self._accepted, answers, requests)
+
+    def _add(self, job: Job) -> Request:
+        if job.pooling is not None:
+            return self.engine.add_embedding(job.prompt, pooling=job.pooling, priority=job.priority)
+        return self.engine.add_request(job.prompt, job.params, job.new_decoder, priority=job.priority)
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more

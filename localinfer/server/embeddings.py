@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from localinfer.engine.llm import LLM
 from localinfer.engine.request import Request
+from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.thread import Job
 from localinfer.server.errors import ApiError, invalid
 from localinfer.server.fields import read_body
@@ -81,7 +82,7 @@ def _jobs(fields: EmbeddingRequest, llm: LLM, pooling: Pooling) -> list[Job]:
         ids = llm.tokenize(item) if isinstance(item, str) else array("i", item)
         if not 0 < len(ids) <= llm.context:
             raise _wrong_length(index, len(ids), llm.context)
-        jobs.append(Job(ids, priority=fields.priority or 0, pooling=pooling))
+        jobs.append(Job(ids, SamplingParams(), priority=fields.priority or 0, pooling=pooling))
     return jobs
 
 

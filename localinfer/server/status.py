@@ -34,7 +34,7 @@ SAMPLERS = ["penalties", "temperature", "top_k", "typ_p", "top_p", "min_p"]
 
 async def welcome(http: HttpRequest) -> Response:
     """The handler of GET and HEAD /, which some clients ask for to see whether somebody is there."""
-    paths = [route.path for route in http.app.routes]
+    paths = [route.path_format for route in http.app.routes]
     return as_json(Welcome(version=__version__, endpoints=paths))
 
 
