@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]  # tells a person
 CLOSING_SECONDS = 5  # for connections to end after their last answer
+LOG_SECONDS = 1.0  # for the last lines of the log to be written, if the process ends at once
 
 
 def run(settings: ServerSettings, sources: Sequence[ModelSource], say: Say) -> int:
@@ -69,12 +70,13 @@ class _Server(uvicorn.Server):
 
 
 class _Signals:
-    """What signals ask for. Until `graceful` is set, the first one ends the process."""
+    """What signals ask for. Until `graceful` is set, the first one ends the process; `at_end` is called before."""
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Say, at_end: Callable[[], None]) -> None:
         self.graceful = False
         self.stop = asyncio.Event()
         self._say = say
+        self._at_end = at_end
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._received, number)
@@ -84,15 +86,17 @@ class _Signals:
             self.stop.set()
             return
         self._say("stopped at once" if self.stop.is_set() else "stopped before it was ready")
+        self._at_end()
         _end(128 + number)
 
 
 async def _serve(settings: ServerSettings, sources: Sequence[ModelSource], sockets: Sequence[Any], say: Say) -> int:
-    signals = _Signals(say)
     registry = OnDemandModels(
         sources, parallel=settings.parallel, queue=settings.queue, idle_unload=settings.idle_unload
     )
-    app, gate = guarded(create_app(registry, settings), settings)
+    inner = create_app(registry, settings)
+    signals = _Signals(say, lambda: inner.state.log.close(LOG_SECONDS))
+    app, gate = guarded(inner, settings)
     server = _Server(_uvicorn_config(app, settings))
     serving = asyncio.create_task(server.serve(sockets=list(sockets)))
     try:
@@ -146,7 +150,7 @@ def _uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         app,
         http="httptools",
         ws="none",
-        lifespan="off",
+        lifespan="on",
         interface="asgi3",
         log_config=None,
         access_log=False,

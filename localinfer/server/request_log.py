@@ -34,10 +34,14 @@ _BARE = re.compile(r"[A-Za-z0-9_./:,;@%+*()-]+")
 
 
 class RequestLog:
-    """Writes to a file descriptor, which it closes; None loses every line (and counts them)."""
+    """Writes to a file descriptor, which it closes; None loses every line (and counts them).
 
-    def __init__(self, descriptor: int | None) -> None:
+    When the first line is lost, standard error says so if the log is a file, whose `path` it names.
+    """
+
+    def __init__(self, descriptor: int | None, path: Path | None = None) -> None:
         self.lost = 0
+        self._path = path
         self._descriptor = descriptor
         self._lines: queue.Queue[str | None] = queue.Queue(WAITING_LINES)
         self._unsaid = 0  # lost lines that the log does not tell of yet
@@ -59,7 +63,7 @@ class RequestLog:
     def to_file(cls, path: Path) -> RequestLog:
         """Appends to a file. LocalInferError if it cannot be opened."""
         try:
-            return cls(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640))
+            return cls(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640), path)
         except OSError as error:
             raise LocalInferError(
                 f"the log file {path} cannot be written: {error.strerror}", "name another file, or none"
@@ -119,8 +123,15 @@ class RequestLog:
             self._torn = False
             with self._counting:
                 self._unsaid -= unsaid
-        except OSError:
+        except OSError as error:
+            self._complain(error)
             self._lose()
+
+    def _complain(self, error: OSError) -> None:
+        if self._path is not None and not self.lost:
+            words = f"note: the log file {self._path} cannot be written: {error.strerror}; its lines are lost meanwhile"
+            with contextlib.suppress(OSError, ValueError):  # standard error may be full or closed as well
+                print(words, file=sys.stderr, flush=True)
 
 
 def request_line(record: RequestRecord) -> str:
