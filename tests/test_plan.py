@@ -12,7 +12,7 @@ import pytest
 
 from localinfer.engine import plan as planning
 from localinfer.engine.memory import free_memory, peak_resident, reset_peak, resident
-from localinfer.engine.plan import Wishes, load_config, make_plan
+from localinfer.engine.plan import SPARE_ROWS, Wishes, load_config, make_plan
 from localinfer.errors import LocalInferError, MemoryPlanError, UnsupportedError
 from localinfer.formats.gguf import GGUFFile, open_gguf
 from localinfer.kernels import backend
@@ -134,8 +134,26 @@ def test_impossible_wishes_are_refused(file: GGUFFile, reference: Backend, wishe
 
 def test_the_pool_holds_a_context_for_every_sequence() -> None:
     config = load_config(Wishes(max_sequences=3, chunk=64), 100)
-    assert (config.kv_blocks, config.max_tokens, config.max_rows) == (21, 64, 3)
+    assert (config.kv_blocks, config.max_tokens, config.max_rows) == (21, 64, 3 + SPARE_ROWS)
     assert load_config(Wishes(max_sequences=40, chunk=8), 100).max_tokens == 40
+
+
+def test_a_draft_model_counts(
+    file: GGUFFile, reference: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = make_plan(file, reference, Wishes(context=256))
+    with open_gguf(write_scripted_model(tmp_path / "draft.gguf")) as draft:
+        both = make_plan(file, reference, Wishes(context=256), draft)
+        assert both.parts["draft weights"] == alone.parts["weights"]
+        assert both.parts["draft kv"] == both.parts["kv"] == alone.parts["kv"]
+        assert both.needed > 1.9 * alone.needed
+        assert both.draft is not None
+        assert both.draft.config.max_rows == 1
+        assert "draft weights" in str(both)
+        with_free(monkeypatch, both.needed - 1)
+        make_plan(file, reference, Wishes(context=256))
+        with pytest.raises(MemoryPlanError, match="draft weights"):
+            make_plan(file, reference, Wishes(context=256), draft)
 
 
 def test_the_pool_may_hold_less_but_never_less_than_a_context() -> None:

@@ -46,6 +46,21 @@ class StringArray(Sequence[str]):
             return [self[i] for i in range(*index.indices(len(self)))]
         return self.raw(index).decode("utf-8", "replace")
 
+    def first_difference(self, other: StringArray) -> int | None:
+        """The first index at which two arrays differ, where one may just end; None if they are equal."""
+        count = min(len(self), len(other))
+        if self.lengths[:count] != other.lengths[:count] or self._span(count) != other._span(count):
+            for index in range(count):
+                if self.raw(index) != other.raw(index):
+                    return index
+        return None if len(self) == len(other) else count
+
+    def _span(self, count: int) -> bytes:
+        """The bytes from the first string to the `count`-th, and what lies between them."""
+        return bytes(
+            self._buffer[self.offsets[0] : self.offsets[count - 1] + self.lengths[count - 1]] if count else b""
+        )
+
     def __repr__(self) -> str:
         return f"<StringArray of {len(self)}>"
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import NamedTuple
 
-from localinfer.engine.step_times import StepTimes
+from localinfer.engine.step_times import StepTimes, middle
 
 MARGIN = 1.1  # what pays off on paper by less than a tenth is left: measurements are not that exact
 MEMORY = 0.98  # the weight of what was learned before, against one more drafted token
+KNOWN = 12  # drafted tokens after which an arm's chance is believed
 REMEMBERED = 9  # measured times of which the median counts
 # What a row adds as long as it is not measured, by the time of a token without drafts: it costs less than a token of
 # its own, since it shares the reading of the weights.
@@ -51,7 +51,7 @@ class _Arm:
     @property
     def seconds(self) -> float:
         """What drafting one token takes."""
-        return median(self.drafting) if self.drafting else 0.0
+        return middle(self.drafting) if self.drafting else 0.0
 
 
 class DraftControl:
@@ -67,6 +67,10 @@ class DraftControl:
         """That a token drafted in this way is accepted, as far as it is known."""
         return self._arms.setdefault(arm, _Arm()).chance
 
+    def prefers(self, arm: Hashable, other: Hashable) -> bool:
+        """Whether to draft with `arm`, which takes no time to draft, where `other` can be had too."""
+        return self.chance(arm) >= self.chance(other) or self._arms[arm].tried < KNOWN
+
     def lengths(self, offers: Sequence[Offer], answers: int, rows: int) -> list[int]:
         """How many tokens to draft for each offer, `rows` in all at most, in a step of `answers` sequences."""
         counts = [0] * len(offers)
@@ -76,7 +80,7 @@ class DraftControl:
             return counts
         arms = [self._arms.setdefault(offer.arm, _Arm()) for offer in offers]
         tokens, seconds = float(answers), usual
-        row = median(self._rows[answers]) if answers in self._rows else GUESSED_ROW * usual / answers
+        row = middle(self._rows[answers]) if answers in self._rows else GUESSED_ROW * usual / answers
         costs = [row + arm.seconds for arm in arms]
         chances = [arm.chance for arm in arms]  # of each sequence's next drafted token
         while sum(counts) < rows:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple, get_args
 
 from localinfer.engine.checks import LARGEST_SIZE, whole, wrong
@@ -26,6 +27,8 @@ BLOCK_SIZE = 16
 # Tokens of a prompt in one step: a multiple of the kernels' tiles. Twice as many make long prompts a few percent faster
 # on some models, and take twice the memory for activations.
 CHUNK = 144
+# Rows of logits in a step beside one for every sequence: for drafted tokens, and log probabilities of prompts.
+SPARE_ROWS = 8
 # The part of free memory that a pool of keys and values takes, if nobody says how large it should be.
 POOL_SHARE = 0.25
 THREADS_PER_PROCESSOR = 4  # threads beyond that only wait for each other
@@ -52,11 +55,18 @@ class Wishes(NamedTuple):
     promised: int = 0
 
 
+class DraftPlan(NamedTuple):
+    """What a draft model is loaded with."""
+
+    program: Program
+    config: LoadConfig
+
+
 class Plan(NamedTuple):
     """What loading takes, in bytes by purpose, beside `free` bytes that may still be taken.
 
     "process" is what the process held when the plan was made, tokenizer included; all parts together are the expected
-    peak of its resident memory.
+    peak of its resident memory. Those of a draft model are called "draft ...".
     """
 
     program: Program
@@ -65,6 +75,7 @@ class Plan(NamedTuple):
     parts: dict[str, int]
     free: int
     reason: str  # why the context is what it is
+    draft: DraftPlan | None = None
 
     @property
     def total(self) -> int:
@@ -80,14 +91,14 @@ class Plan(NamedTuple):
         return self.needed <= self.free
 
     def __str__(self) -> str:
-        rows = [f"{name:12} {size / 2**20:10.1f} MiB" for name, size in self.parts.items()]
-        rows.append(f"{'total':12} {self.total / 2**20:10.1f} MiB, {self.free / 2**20:.1f} MiB are free")
-        rows.append(f"context      {self.config.context} tokens ({self.reason})")
+        rows = [f"{name:18} {size / 2**20:10.1f} MiB" for name, size in self.parts.items()]
+        rows.append(f"{'total':18} {self.total / 2**20:10.1f} MiB, {self.free / 2**20:.1f} MiB are free")
+        rows.append(f"{'context':18} {self.config.context} tokens ({self.reason})")
         return "\n".join(rows)
 
 
-def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes) -> Plan:
-    """The plan for a model file.
+def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes, draft: GGUFFile | None = None) -> Plan:
+    """The plan for a model file, and the one of a draft model if there is to be one.
 
     LocalInferError if a wish makes no sense, MemoryPlanError if what was asked for does not fit what is free,
     UnsupportedError if the file has tensors that the family does not know.
@@ -99,7 +110,7 @@ def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes) -> Plan:
         if wishes.kv_tokens != 0:
             return plan_pool(wishes, context, reason)
         smallest = plan_pool(wishes._replace(kv_tokens=context), context, reason)
-        one = max(1, smallest.parts.get("kv", 0))
+        one = max(1, smallest.parts.get("kv", 0) + smallest.parts.get("draft kv", 0))
         left = free - smallest.needed + one
         contexts = min(wishes.max_sequences, int(min(left, free * POOL_SHARE)) // one)
         return plan_pool(wishes._replace(kv_tokens=contexts * context), context, reason) if contexts > 1 else smallest
@@ -108,11 +119,22 @@ def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes) -> Plan:
         program = record(file.metadata, file, context)
         refuse_unused(program, file.tensors)
         config = load_config(wishes, context)
-        reserved = backend.plan(program, file, config).parts
+        reserved = backend.plan(program, file, config).parts | {"sampler": sampler_bytes(program.vocab_size)}
         file.drop_pages()  # loading does the same when it has read them
+        drafting = None
+        if draft:
+            drafting, more = plan_draft(draft, context, config)
+            reserved |= {f"draft {name}": size for name, size in more.items()}
         # Asked for last: by now the backend's library is loaded.
-        parts = {"process": resident(), **reserved, "sampler": sampler_bytes(program.vocab_size)}
-        return Plan(program, backend.name, config, parts, free, reason)
+        return Plan(program, backend.name, config, {"process": resident(), **reserved}, free, reason, drafting)
+
+    def plan_draft(draft: GGUFFile, context: int, config: LoadConfig) -> tuple[DraftPlan, dict[str, int]]:
+        program = record(draft.metadata, draft, context)
+        refuse_unused(program, draft.tensors)
+        config = replace(config, max_rows=config.max_sequences)
+        parts = backend.plan(program, draft, config).parts
+        draft.drop_pages()
+        return DraftPlan(program, config), parts | {"sampler": sampler_bytes(program.vocab_size)}
 
     if wishes.context is not None:
         plan = plan_for(wishes, wishes.context)
@@ -158,9 +180,10 @@ def load_config(wishes: Wishes, context: int) -> LoadConfig:
             f"{wishes.max_sequences} sequences with a context of {context} tokens each are more than can be counted",
             "lower max_sequences or the context",
         )
+    max_tokens = max(min(wishes.chunk, context), wishes.max_sequences)
     return LoadConfig(
-        max_tokens=max(min(wishes.chunk, context), wishes.max_sequences),
-        max_rows=wishes.max_sequences,
+        max_tokens=max_tokens,
+        max_rows=min(max_tokens, wishes.max_sequences + SPARE_ROWS),
         max_sequences=wishes.max_sequences,
         context=context,
         kv_blocks=kv_blocks,
