@@ -1,24 +1,22 @@
-"""The CPU backend's ops, continued: quantized tables and large blocks, parts of weights, some rows, two cache types."""
+"""The CPU backend's ops, continued: quantized tables and large blocks, parts of weights, some rows."""
 
 from __future__ import annotations
 
 from array import array
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from localinfer.kernels.base import batch_of
 from localinfer.kernels.cpu.backend import CpuBackend
 from localinfer.kernels.cpu.native import isa_names
-from localinfer.kernels.program import Add, Embed, KvLayer, Linear, Matrix, Program, RmsNorm, Vector
+from localinfer.kernels.program import Add, Embed, Linear, Matrix, Program, RmsNorm, Vector
 from localinfer.kernels.reference.backend import ReferenceBackend
 from localinfer.kernels.reference.dequantize import dequantize_tensor
 from localinfer.kernels.types import TYPES
 from op_programs import OpProgram
 from random_rows import random_rows
-from test_cpu_backend import TOLERANCE, AttentionCase, check_op, one_by_one, random, run, whole
+from test_cpu_backend import TOLERANCE, check_op, random, run, whole
 
 QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ2_XXS")
 
@@ -100,22 +98,3 @@ def test_a_part_of_a_norms_gain(tmp_path: Path) -> None:
     x = built.input(random((5, 48), 1))
     gain = Vector(built.vector(random((80,), 2)).name, 24, 30)
     check_op(built.program(built.add(RmsNorm, 48, x=x, weight=gain, eps=1e-5, group=24)), built)
-
-
-@pytest.mark.parametrize(
-    ("kind_k", "kind_v"), [("f16", "int8"), ("int8", "f16"), ("bf16", "f16"), ("int8", "bf16"), ("f16", "bf16")]
-)
-def test_keys_and_values_of_different_types(tmp_path: Path, kind_k: Any, kind_v: Any) -> None:
-    n = 280  # more than one chunk
-    case = AttentionCase(tmp_path, n, 6, KvLayer(2, 40))
-    types = {"kv_type_k": kind_k, "kv_type_v": kind_v}
-    expected = case.run(ReferenceBackend(), whole(n), **types)
-    found = case.run(CpuBackend(), whole(n), **types)
-    assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
-    for other in ("f16", "bf16", "int8"):
-        if other not in (kind_k, kind_v):
-            assert np.abs(case.run(CpuBackend(), whole(n), kv_type_k=other, kv_type_v=kind_v) - found).max() > 0
-    pieces = [*one_by_one(40), batch_of([(range(40, n), 40, range(18))], logits="all")]
-    for threads in (1, 3):
-        np.testing.assert_array_equal(case.run(CpuBackend(), pieces, threads=threads, **types), found)
-    np.testing.assert_array_equal(case.run(CpuBackend("portable"), whole(n), **types), found)

@@ -6,7 +6,7 @@ import math
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
-from localinfer.errors import LocalInferError
+from localinfer.errors import LocalInferError, UnsupportedError
 from localinfer.kernels.base import Availability, KvType, LoadConfig, MemoryPlan, Progress, TensorSource
 from localinfer.kernels.program import Attention, KvLayer, Op, Program, Value
 
@@ -19,8 +19,8 @@ Emulation = Literal["none", "cpu"]
 class ReferenceBackend:
     """Runs a Program op by op in float32 torch: slow, obvious, and what other backends are compared with.
 
-    `emulate="cpu"` rounds activations before matrix products as the CPU backend does, so that the two can be compared
-    closely.
+    `emulate="cpu"` rounds activations before matrix products, and before products with int8 keys and values, as the CPU
+    backend does, so that the two can be compared closely.
     """
 
     name = "reference"
@@ -48,6 +48,8 @@ class ReferenceBackend:
         availability = self.availability()
         if not availability.usable:
             raise LocalInferError(f"the reference backend is not usable: {availability.reason}")
+        for layer in program.kv:
+            slot_bytes(layer, config.kv_type_k, config.kv_type_v)  # refuses types that it does not know
         from localinfer.kernels.reference.executable import ReferenceExecutable
 
         return ReferenceExecutable(program, tensors, config, self._emulate, progress)
@@ -69,9 +71,12 @@ def last_uses(program: Program) -> list[list[Value]]:
 
 
 def slot_bytes(layer: KvLayer, type_k: KvType, type_v: KvType) -> int:
-    """Bytes that one token takes in one layer. int8 has a float32 scale per head."""
+    """Bytes that one token takes in one layer. int8 has a float32 scale per head. UnsupportedError for other types."""
     n = layer.head_dim
-    per_head = {"f32": 4 * n, "f16": 2 * n, "bf16": 2 * n, "int8": n + 4}
+    per_head = {"f16": 2 * n, "bf16": 2 * n, "int8": n + 4, "f32": 4 * n}
+    for name in (type_k, type_v):
+        if name not in per_head:
+            raise UnsupportedError(f"KV type {name!r} on the reference backend", f"it has {', '.join(per_head)}")
     return layer.n_kv_heads * (per_head[type_k] + per_head[type_v])
 
 

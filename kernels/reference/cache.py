@@ -48,3 +48,11 @@ class Store:
         """float32 `[slots, heads, head_dim]`."""
         values = self._data[slots].float()
         return values if self._scales is None else values * self._scales[slots]
+
+    @property
+    def is_int8(self) -> bool:
+        return self._scales is not None
+
+    def scales(self, slots: Tensor) -> Tensor | None:
+        """float32 `[slots, heads]` in int8, else None."""
+        return None if self._scales is None else self._scales[slots, :, 0]

@@ -178,18 +178,17 @@ class ReferenceExecutable:
 
     def _attention(self, op: Attention, q: Tensor, rows: _Rows) -> Tensor:
         k, v = self._kv[op.layer]
+        head_dim = self._program.kv[op.layer].head_dim
         out = torch.empty_like(q)
         for part, history in rows.sequences:
+            queries, keys, values, scales = q[part], k.read(history), v.read(history), None
+            if self._emulate == "cpu":
+                queries = ops.rounded_queries(queries, head_dim) if k.is_int8 else queries.double()
+                keys, values, scales = keys.double(), values.double(), v.scales(history)
+            positions = rows.positions[part]
             out[part] = ops.attention(
-                q[part],
-                k.read(history),
-                v.read(history),
-                rows.positions[part],
-                op.n_heads,
-                op.scale,
-                op.window,
-                op.softcap,
-            )
+                queries, keys, values, positions, op.n_heads, op.scale, op.window, op.softcap, scales
+            ).float()
         return out
 
     def _check(self, batch: Batch, max_rows: int) -> None:

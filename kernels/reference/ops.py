@@ -16,6 +16,8 @@ from localinfer.kernels.program import Activation, RopeSpec
 # Weight types that the CPU backend multiplies with int8 activations (kernels/cpu/native/matmul.h).
 INTEGER_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 ACTIVATION_GROUP = 16  # activations that share one scale
+INT16_LIMIT = 2**15 - 1
+CHUNK = 256  # positions whose attention weights share one scale
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -79,9 +81,20 @@ def rope(x: Tensor, positions: Tensor, head_dim: int, spec: RopeSpec) -> Tensor:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, n_heads: int, scale: float, window: int, softcap: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    n_heads: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    value_scales: Tensor | None = None,
 ) -> Tensor:
-    """One sequence: q `[tokens, n_heads * head_dim]` at `positions`, k and v `[0 … last, kv heads, head_dim]`."""
+    """One sequence: q `[tokens, n_heads * head_dim]` at `positions`, k and v `[0 … last, kv heads, head_dim]`.
+
+    With `value_scales` `[0 … last, kv heads]`, weights are rounded as the CPU backend rounds them for int8 values.
+    """
     head_dim, group = k.shape[2], n_heads // k.shape[1]
     queries = q.view(q.shape[0], n_heads, head_dim).transpose(0, 1)
     keys = k.transpose(0, 1).repeat_interleave(group, dim=0)
@@ -92,7 +105,34 @@ def attention(
     distance = positions[:, None] - torch.arange(k.shape[0])
     hidden = (distance < 0) | (distance >= window) if window > 0 else distance < 0
     weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+    if value_scales is not None:
+        weights = rounded_weights(weights, value_scales.T.repeat_interleave(group, dim=0)[:, None])
     return (weights @ values).transpose(0, 1).reshape(q.shape)
+
+
+def rounded_queries(q: Tensor, head_dim: int) -> Tensor:
+    """q `[tokens, heads * head_dim]`, float64, as the CPU backend rounds it for keys in int8: one scale per head.
+
+    The integers are as large as a sum of `head_dim` products with int8 in 31 bits allows.
+    """
+    limit = min(INT16_LIMIT, (2**31 - 1) // 127 // head_dim)
+    return _rounded(q.view(q.shape[0], q.shape[1] // head_dim, head_dim), limit).view(q.shape)
+
+
+def rounded_weights(weights: Tensor, value_scales: Tensor) -> Tensor:
+    """Weights, times the scales of the values that they are for, are int16 with one scale per chunk of positions."""
+    scaled = (weights * value_scales).split(CHUNK, dim=-1)
+    rounded = torch.cat([_rounded(chunk, INT16_LIMIT) for chunk in scaled], dim=-1)
+    return torch.where(value_scales == 0, 0.0, rounded / value_scales)
+
+
+def _rounded(x: Tensor, limit: int) -> Tensor:
+    """x as integers of at most `limit` with one scale along the last dimension represent it, float64."""
+    largest = x.abs().amax(-1, keepdim=True)
+    regular = largest.isfinite() & (largest >= 2.0**-100)
+    integers = torch.where(regular, torch.round(x * (limit / largest)), 0.0)
+    unit = torch.where(regular, largest / limit, torch.where(largest < 2.0**-100, 0.0, math.nan))
+    return integers.double() * unit.double()
 
 
 def glu(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:

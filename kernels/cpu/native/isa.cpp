@@ -36,7 +36,7 @@ const Isa* usable_isa(int index) {
         Table() {
             add("portable", true, matmul_portable(), vector_portable());
             add("avx2", cpu_has_avx2(), matmul_avx2(), vector_avx2());
-            add("avx512vnni", cpu_has_avx512vnni(), matmul_avx512vnni(), vector_avx2());
+            add("avx512vnni", cpu_has_avx512vnni(), matmul_avx512vnni(), vector_avx512vnni());
         }
     };
     static const Table table;

@@ -16,8 +16,6 @@ constexpr size_t kStagingBytes = size_t(256) << 10; // stays in the second-level
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-int element_bytes(int32_t kv_type) { return kv_type == kKvInt8 ? 1 : 2; }
-
 } // namespace
 
 size_t Buffer::mapped(size_t bytes) { return round_up(bytes, bytes >= 2 * kHugePage ? kHugePage : 4096); }
@@ -74,7 +72,7 @@ void Model::add_rope(const double* inverse_frequencies, int pairs, float magnitu
     ropes_.push_back({std::vector<double>(inverse_frequencies, inverse_frequencies + pairs), magnitude, adjacent});
 }
 
-size_t Model::partial_stride(const Op& op) const { return size_t(op.head_dim + 7) / 8 * 8 + 8; }
+size_t Model::partial_stride(const Op& op) const { return size_t(padded_dim(op.head_dim)) + 8; }
 
 bool Model::take(Buffer& buffer, size_t bytes, Purpose purpose, bool only_plan) {
     reserved[purpose] += Buffer::mapped(bytes);
@@ -130,6 +128,11 @@ bool Model::reserve(const Op* ops, int n_ops, const int32_t* slot_widths, int n_
         error = "the ops that lead to the hidden states cannot run by themselves";
         return false;
     }
+    for (int32_t type : {limits_.kv_type_k, limits_.kv_type_v})
+        if (type < kKvF16 || type > kKvInt8) {
+            error = "keys or values are of an unknown type";
+            return false;
+        }
     next_task_ = std::vector<std::atomic<int>>(size_t(n_ops));
     bool ok = true;
 
@@ -167,28 +170,18 @@ bool Model::reserve(const Op* ops, int n_ops, const int32_t* slot_widths, int n_
         ok = ok && want(rope_buffers_.back(), size_t(limits_.max_tokens) * rope.inverse_frequencies.size() * 2 * 4, kActivations);
     }
 
-    const int32_t span_blocks = kChunk / limits_.block_size;
+    const size_t span_blocks = size_t(kChunk / limits_.block_size);
     size_t span_bytes = 0;
     std::vector<size_t> kv_offsets;
     for (auto& shape : kv_shapes_) {
-        KvLayout kv{};
-        kv.type_k = limits_.kv_type_k, kv.type_v = limits_.kv_type_v;
-        kv.block_size = limits_.block_size, kv.n_kv_heads = shape.n_kv_heads, kv.head_dim = shape.head_dim;
-        while (1 << kv.block_shift < limits_.block_size) kv.block_shift++;
-        while (1 << kv.span_shift < span_blocks) kv.span_shift++;
-        size_t positions = size_t(limits_.block_size);
-        kv.scales_k = positions * size_t(shape.head_dim) * size_t(element_bytes(kv.type_k));
-        kv.scales_v = positions * round_up(size_t(shape.head_dim), 8) * size_t(element_bytes(kv.type_v));
-        kv.block_bytes_k = kv.scales_k + (kv.type_k == kKvInt8 ? positions * 4 : 0);
-        kv.block_bytes_v = kv.scales_v + (kv.type_v == kKvInt8 ? positions * 4 : 0);
-        for (size_t bytes : {kv.block_bytes_k, kv.block_bytes_v}) {
+        kv_.emplace_back(limits_.kv_type_k, limits_.kv_type_v, limits_.block_size, shape.n_kv_heads, shape.head_dim);
+        for (size_t bytes : {kv_.back().block_bytes_k, kv_.back().block_bytes_v}) {
             kv_offsets.push_back(span_bytes);
-            span_bytes += bytes * size_t(span_blocks) * size_t(shape.n_kv_heads);
+            span_bytes += bytes * span_blocks * size_t(shape.n_kv_heads);
         }
-        kv_.push_back(kv);
     }
     span_bytes = round_up(span_bytes, 4096);
-    ok = ok && want(kv_pool_, size_t(limits_.kv_blocks + span_blocks - 1) / size_t(span_blocks) * span_bytes, kKv);
+    ok = ok && want(kv_pool_, (size_t(limits_.kv_blocks) + span_blocks - 1) / span_blocks * span_bytes, kKv);
     for (size_t i = 0; i < kv_.size(); i++) {
         kv_[i].span_bytes = span_bytes;
         kv_[i].k = kv_pool_.data() + kv_offsets[2 * i];
@@ -203,8 +196,9 @@ bool Model::reserve(const Op* ops, int n_ops, const int32_t* slot_widths, int n_
         heads = std::max(heads, size_t(op.heads));
         stride = std::max(stride, partial_stride(op));
         size_t tile_rows = std::max<size_t>(size_t(op.heads / kv_[size_t(op.layer)].n_kv_heads), kTileRows);
-        // scores [rows, kChunk], chunk result and running result [rows, dim] each, maxima and sums
-        scratch = std::max(scratch, tile_rows * (kChunk + 2 * partial_stride(op)) * 4 + tile_rows * 64);
+        // what attend_chunk needs, chunk result and running result [rows, dim] each, maxima and sums
+        size_t row = attention_scratch(op.head_dim) + 2 * partial_stride(op);
+        scratch = std::max(scratch, tile_rows * row * 4 + tile_rows * 64);
     }
     partial_rows_ = heads * (size_t(limits_.context) / kChunk + 1);
     ok = ok && want(partials_, partial_rows_ * stride * 4, kActivations);
@@ -214,7 +208,7 @@ bool Model::reserve(const Op* ops, int n_ops, const int32_t* slot_widths, int n_
         ok = ok && want(hidden_, size_t(limits_.max_tokens) * width * 4, kActivations);
     }
 
-    for (int t = 0; t < pool_.threads(); t++) {
+    for (int t = 0; t < limits_.threads; t++) {
         threads_.emplace_back();
         ThreadState& state = threads_.back();
         ok = ok && want(state.slots, private_bytes, kActivations) && want(state.scratch, scratch, kActivations);
@@ -252,7 +246,8 @@ bool Model::load_weights() {
         for (int g = 0; g < groups; g += at_once) job.units.push_back({i, g, std::min(at_once, groups - g)});
     }
     progress = 0;
-    pool_.run(
+    const bool ran = pool_.run(
+        limits_.threads,
         [](void* context, int thread) {
             Job& work = *static_cast<Job*>(context);
             Model& model = *work.model;
@@ -282,12 +277,12 @@ bool Model::load_weights() {
                 model.progress.fetch_add(bytes);
             }
         },
-        &job);
+        &job, cancel);
     if (job.failed) {
         error = job.failed < 0 ? "the file ended before the weights did" : std::strerror(job.failed);
         return false;
     }
-    if (cancel.exchange(false)) {
+    if (cancel.exchange(false) || !ran) {
         error = "cancelled";
         return false;
     }

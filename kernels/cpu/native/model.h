@@ -15,7 +15,7 @@ namespace li {
 
 constexpr int kMaxMatrices = 4;
 // Query rows (tokens times the heads that share a kv head) that attention handles together.
-constexpr int kTileRows = 24, kMaxTileRows = 64; // kMaxTileRows bounds heads / kv heads
+constexpr int kTileRows = 24;
 
 // Where a value lies: slot `slot`, `width` floats per row. `dim` 0: one row per token, 1: per wanted row of logits.
 // In a step of a single token, row-wise results are computed by every thread for itself, in its private copy of
@@ -57,7 +57,7 @@ struct KvShape {
 };
 
 struct Limits {
-    int32_t max_tokens, max_rows, max_sequences, context, kv_blocks, block_size, kv_type_k, kv_type_v;
+    int32_t max_tokens, max_rows, max_sequences, context, kv_blocks, block_size, kv_type_k, kv_type_v, threads;
 };
 
 // A zeroed anonymous mapping, in huge pages where the system gives them.
@@ -131,6 +131,8 @@ public:
     enum class Outcome { done, refused, cancelled };
     Outcome step(const BatchView& batch);
 
+    // After `cancel` was set: a step that waits for its turn stops waiting.
+    void interrupt() { pool_.interrupt(); }
     // Names the op whose result `hidden` steps return, and the first op of rows before it; before `reserve`.
     void set_hidden(int first_op_of_rows, int op) { rows_op_ = first_op_of_rows, hidden_op_ = op; }
     // A step that ends behind that op, for up to max_tokens rows.

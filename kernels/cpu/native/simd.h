@@ -1,5 +1,12 @@
 // Eight float lanes, written twice: AVX2 where the file is compiled for it, plain C++ elsewhere. Both give the
 // same bits for every operation here, so code written once on top of F8 is bit-identical on every machine.
+//
+// For products of integers, beside F8:
+//   I8      eight int32
+//   Pairs   two int16 in each of eight lanes; dot(a, b, c) is c + a.first * b.first + a.second * b.second in each lane
+//   Quads   four int8 in each of eight lanes, 0 1 2 3, widened to two Pairs: even (0, 2) and odd (1, 3), which takes no
+//           shuffles. What they are multiplied with is kept in that order: store_int16_quads rounds eight floats (at
+//           most 32767 in size) to int16 and writes each four as 0 2 1 3.
 #pragma once
 
 #include <cmath>
@@ -46,9 +53,6 @@ struct F8 {
     static F8 load_bf16(const uint16_t* p) {
         return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16))};
     }
-    static F8 load_i8(const int8_t* p) {
-        return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)))};
-    }
     void store(float* p) const { _mm256_storeu_ps(p, v); }
 };
 
@@ -72,6 +76,42 @@ inline F8 power_of_two(F8 n) {
 inline float f16_to_float(uint16_t half) { return _cvtsh_ss(half); }
 inline uint16_t float_to_f16(float value) { return uint16_t(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT)); }
 
+struct Pairs {
+    __m256i v;
+    static Pairs all(const int16_t* pair) {
+        int32_t bits;
+        std::memcpy(&bits, pair, 4);
+        return {_mm256_set1_epi32(bits)};
+    }
+};
+
+struct I8 {
+    __m256i v;
+    static I8 zero() { return {_mm256_setzero_si256()}; }
+};
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+inline I8 dot(Pairs a, Pairs b, I8 c) { return {_mm256_dpwssd_epi32(c.v, a.v, b.v)}; }
+#else
+inline I8 dot(Pairs a, Pairs b, I8 c) { return {_mm256_add_epi32(c.v, _mm256_madd_epi16(a.v, b.v))}; }
+#endif
+inline F8 to_float(I8 a) { return {_mm256_cvtepi32_ps(a.v)}; }
+
+struct Quads {
+    Pairs even, odd;
+    static Quads load(const uint8_t* p) {
+        __m256i x = _mm256_loadu_si256((const __m256i*)p);
+        return {{_mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8)}, {_mm256_srai_epi16(x, 8)}};
+    }
+};
+
+inline void store_int16_quads(F8 a, int16_t* out) {
+    __m256i x = _mm256_cvtps_epi32(a.v);
+    __m128i in_order = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    __m128i swap = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+    _mm_storeu_si128((__m128i*)out, _mm_shuffle_epi8(in_order, swap));
+}
+
 #else
 
 struct F8 {
@@ -91,9 +131,6 @@ struct F8 {
     static inline F8 load_f16(const uint16_t* p);
     static F8 load_bf16(const uint16_t* p) {
         return make([=](int i) { return bf16_to_float(p[i]); });
-    }
-    static F8 load_i8(const int8_t* p) {
-        return make([=](int i) { return float(p[i]); });
     }
     void store(float* p) const { std::memcpy(p, v, 32); }
 };
@@ -152,6 +189,46 @@ inline uint16_t float_to_f16(float value) {
 
 inline F8 F8::load_f16(const uint16_t* p) {
     return make([=](int i) { return f16_to_float(p[i]); });
+}
+
+struct Pairs {
+    int16_t v[16];
+    static Pairs all(const int16_t* pair) {
+        Pairs r;
+        for (int i = 0; i < 16; i++) r.v[i] = pair[i & 1];
+        return r;
+    }
+};
+
+struct I8 {
+    int32_t v[8];
+    static I8 zero() { return {{0, 0, 0, 0, 0, 0, 0, 0}}; }
+};
+
+inline I8 dot(Pairs a, Pairs b, I8 c) {
+    for (int i = 0; i < 8; i++)
+        c.v[i] += int32_t(a.v[2 * i]) * b.v[2 * i] + int32_t(a.v[2 * i + 1]) * b.v[2 * i + 1];
+    return c;
+}
+inline F8 to_float(I8 a) {
+    return F8::make([&](int i) { return float(a.v[i]); });
+}
+
+struct Quads {
+    Pairs even, odd;
+    static Quads load(const uint8_t* p) {
+        Quads r;
+        for (int i = 0; i < 16; i++) {
+            r.even.v[i] = int8_t(p[2 * i]);
+            r.odd.v[i] = int8_t(p[2 * i + 1]);
+        }
+        return r;
+    }
+};
+
+inline void store_int16_quads(F8 a, int16_t* out) {
+    const int order[8] = {0, 2, 1, 3, 4, 6, 5, 7};
+    for (int i = 0; i < 8; i++) out[i] = int16_t(std::nearbyint(a.v[order[i]]));
 }
 
 #endif

@@ -11,7 +11,7 @@ namespace li {
 class Step {
 public:
     Step(Model& model, const BatchView& batch, int thread)
-        : m_(model), batch_(batch), thread_(thread), threads_(model.pool_.threads()), single_(batch.tokens == 1),
+        : m_(model), batch_(batch), thread_(thread), threads_(model.limits_.threads), single_(batch.tokens == 1),
           state_(model.threads_[size_t(thread)]), vector_(*model.isa_.vector), matmul_(*model.isa_.matmul) {}
 
     void run() { run_ops(0, m_.ops_.size()); }
@@ -291,9 +291,9 @@ private:
                         int next_chunk) {
         Rows rows;
         AttentionTile t = rows_of(op, tile, kv_head, next_chunk, rows);
-        const int dim = (op.head_dim + 7) / 8 * 8;
+        const int dim = padded_dim(op.head_dim);
         float* scores = state_.scratch.as<float>();
-        float* out = scores + size_t(t.rows) * kChunk;
+        float* out = scores + size_t(t.rows) * attention_scratch(op.head_dim);
         float maximum[kMaxTileRows], total[kMaxTileRows];
         vector_.attend_chunk(t, first_chunk + chunk, maximum, total, out, scores);
         for (int r = 0; r < t.rows; r++) {
@@ -309,9 +309,9 @@ private:
         Rows rows;
         AttentionTile t = rows_of(op, tile, kv_head, -1, rows);
         const int last = last_chunk(tile);
-        const size_t dim = size_t(op.head_dim + 7) / 8 * 8, n = size_t(t.rows);
+        const size_t dim = size_t(padded_dim(op.head_dim)), n = size_t(t.rows);
         float* scores = state_.scratch.as<float>();
-        float* chunk_out = scores + n * kChunk;
+        float* chunk_out = scores + n * attention_scratch(op.head_dim);
         float* running = chunk_out + n * dim;
         float maximum[kMaxTileRows], total[kMaxTileRows], chunk_maximum[kMaxTileRows], chunk_total[kMaxTileRows];
         for (size_t r = 0; r < n; r++) maximum[r] = -INFINITY, total[r] = 0.0f;
@@ -335,7 +335,7 @@ private:
 
     void attention_merge(const Op& op) {
         if (!m_.split_chunks_) return;
-        const size_t dim = size_t(op.head_dim + 7) / 8 * 8;
+        const size_t dim = size_t(padded_dim(op.head_dim));
         float* running = state_.scratch.as<float>();
         size_t next = 0; // rows of m_.partials_ before the next tile's
         int begin = single_ ? 0 : split_begin(batch_.tokens, thread_, threads_);
@@ -422,7 +422,7 @@ void Model::plan_attention(const BatchView& batch) {
             all_single = all_single && n == 1;
             partials += size_t(heads) * (size_t(batch.positions[r]) / kChunk + 1);
         }
-    bool few = int(tiles_.size()) * kv_heads < 4 * pool_.threads();
+    bool few = int(tiles_.size()) * kv_heads < 4 * limits_.threads;
     split_chunks_ = batch.tokens == 1 || (all_single && few && partials <= partial_rows_);
     for (auto& counter : next_task_) counter.store(0, std::memory_order_relaxed);
 }
@@ -447,15 +447,15 @@ Model::Outcome Model::run(const BatchView& batch, bool hidden) {
         const BatchView* batch;
         bool hidden;
     } job{this, &batch, hidden};
-    pool_.run([](void* context, int thread) {
+    const bool ran = pool_.run(limits_.threads, [](void* context, int thread) {
         Job& work = *static_cast<Job*>(context);
         Step step(*work.model, *work.batch, thread);
         if (work.hidden)
             step.run_hidden();
         else
             step.run();
-    }, &job);
-    return cancel.exchange(false) ? Outcome::cancelled : Outcome::done;
+    }, &job, cancel);
+    return cancel.exchange(false) || !ran ? Outcome::cancelled : Outcome::done;
 }
 
 } // namespace li

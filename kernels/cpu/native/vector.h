@@ -5,42 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kv_layout.h"
+
 namespace li {
 
 enum Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2 };
-enum KvType : int32_t { kKvF16 = 0, kKvBf16 = 1, kKvInt8 = 2 };
-
-// Positions are attended to in chunks that begin at multiples of this, whatever the step or the thread count: within a
-// chunk one softmax partial is computed, and partials are merged in ascending order.
-constexpr int kChunk = 256;
-
-// The cache of one layer. Blocks lie in spans of kChunk positions: a span holds [layer][K, V][kv head][block of the span].
-// So the blocks of one head are one long run of memory, as far as they follow each other, and a short conversation
-// touches the pages of the first spans only.
-//
-// A block holds `block_size` positions (a multiple of 8 that divides kChunk) of one head:
-//   K  [position / 8][d][8]   so that eight keys fill one register and each dot product is one chain over d
-//   V  [position][head_dim rounded up to 8]
-// In int8, one float scale per position follows the values.
-struct KvLayout {
-    int32_t type_k, type_v;
-    int32_t block_size, n_kv_heads, head_dim;
-    int32_t block_shift, span_shift;     // positions in a block and blocks in a span, as powers of two
-    size_t span_bytes;                   // from span to span, all layers
-    uint8_t *k, *v;                      // this layer in the first span
-    size_t block_bytes_k, block_bytes_v; // from block to block, scales included
-    size_t scales_k, scales_v;           // offset of the scales within a block (int8 only)
-
-    uint8_t* k_block(int32_t head, int32_t block) const { return at(k, head, block, block_bytes_k); }
-    uint8_t* v_block(int32_t head, int32_t block) const { return at(v, head, block, block_bytes_v); }
-
-private:
-    // No divisions: attention comes here for every eight keys.
-    uint8_t* at(uint8_t* base, int32_t head, int32_t block, size_t bytes) const {
-        size_t in_span = (size_t(head) << span_shift) + (size_t(block) & ((size_t(1) << span_shift) - 1));
-        return base + (size_t(block) >> span_shift) * span_bytes + in_span * bytes;
-    }
-};
+// Bounds the rows of an attention tile, and so heads / kv heads.
+constexpr int kMaxTileRows = 64;
 
 // The rows of one attention tile: queries that share a kv head.
 struct AttentionTile {
@@ -54,6 +25,9 @@ struct AttentionTile {
     float scale, softcap;        // softcap 0: none
     int32_t next_chunk;          // the chunk of this head that the same thread will see next, -1: none
 };
+
+// Floats per row of a tile that attend_chunk needs: scores, and as int16 the probabilities and the query (int8 caches).
+inline size_t attention_scratch(int head_dim) { return kChunk + (kChunk + size_t(padded_dim(head_dim))) / 2; }
 
 struct VectorKernels {
     // out = x / sqrt(mean(x²) + eps) * weight, for each run of `group` values; `weight` has `group` values.
@@ -69,7 +43,7 @@ struct VectorKernels {
     void (*kv_store)(const KvLayout& kv, int32_t block, int32_t slot, int32_t kv_head, const float* k, const float* v);
     // One chunk's softmax partial for every row of a tile: maximum [rows], sum [rows], out [rows, head_dim rounded up
     // to 8].
-    // A row that sees nothing in the chunk gets maximum = -inf. `scratch` holds rows * kChunk floats.
+    // A row that sees nothing in the chunk gets maximum = -inf. `scratch` holds rows * attention_scratch floats.
     void (*attend_chunk)(const AttentionTile& tile, int32_t chunk, float* maximum, float* sum, float* out,
                          float* scratch);
     // Merges a chunk's partial into a row's running (maximum, sum, out).
@@ -79,5 +53,6 @@ struct VectorKernels {
 
 const VectorKernels* vector_portable();
 const VectorKernels* vector_avx2();
+const VectorKernels* vector_avx512vnni();
 
 } // namespace li
