@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from localinfer.engine.engine import Engine, Output, Request, TextDecoder
+from localinfer.engine.engine import Engine
+from localinfer.engine.request import Output, Request, TextDecoder
 from localinfer.engine.sampling import SamplingParams
 from localinfer.errors import LocalInferError
 
@@ -35,6 +36,10 @@ class QueueFullError(LocalInferError):
 
 class EngineStoppedError(LocalInferError):
     """The engine takes no requests: it was stopped, or it has failed."""
+
+
+class EngineFailedError(LocalInferError):
+    """A request that the engine had accepted failed, and not by its own fault."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Answers:
         self.started = time.perf_counter()
         self.cancelled = False
         self._thread = thread
+        self._in = False  # whether the engine has accepted the jobs
         self._running = 0  # requests that have not finished
         self._error: Exception | None = None
         self._outputs: list[Output] = []
@@ -68,11 +74,11 @@ class Answers:
     @property
     def over(self) -> bool:
         """Whether `next` has nothing more to bring."""
-        return not self._outputs and not self._running and (bool(self.requests) or self._error is not None)
+        return not self._outputs and not self._running and (self._in or self._error is not None)
 
     async def accepted(self) -> list[Request]:
         """The engine's requests, in order of the jobs. Raises what the engine refuses one of them with."""
-        while not self.requests and self._error is None:
+        while not self._in and self._error is None:
             await self._wait(None)
         if self._error is not None:
             raise self._error
@@ -90,14 +96,14 @@ class Answers:
         outputs, self._outputs = self._outputs, []
         for output in outputs:
             if output.finish_reason == "error":
-                raise output.request.error or RuntimeError("a request failed and does not say why")
+                raise _failure(output.request)
             if output.finish_reason == "cancelled":
                 raise EngineStoppedError("the answer was cancelled before its end")
         return outputs
 
     def cancel(self) -> None:
-        """Ends what is not over, within one step of the engine. May be called again."""
-        if not self.cancelled:
+        """Ends what is not over, within one step of the engine. May be called again, and afterwards."""
+        if not self.cancelled and (self._running or not (self._in or self._error)):
             self.cancelled = True
             self._thread._abort(self)
 
@@ -114,6 +120,7 @@ class Answers:
 
     def _accept(self, requests: list[Request]) -> None:
         self.requests = requests
+        self._in = True
         self._running = len(requests)
         self._wake()
 
@@ -129,6 +136,11 @@ class Answers:
     def _wake(self) -> None:
         if self._waiter is not None:
             _wake(self._waiter)
+
+
+def _failure(request: Request) -> Exception:
+    error = request.error or RuntimeError("a request failed and does not say why")
+    return EngineFailedError(error.message, error.hint) if isinstance(error, LocalInferError) else error
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -9,19 +9,14 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from localinfer.engine.engine import Output, Request
+from localinfer.engine.request import Output
 from localinfer.engine.thread import Job
 from localinfer.server.errors import invalid
 from localinfer.server.generation import Task, generate
+from localinfer.server.logprobs import chat_logprobs
+from localinfer.server.messages import template_messages, template_variables
 from localinfer.server.parameters import room_for_answer, sampling_params
-from localinfer.server.schemas.chat import (
-    AnswerMessage,
-    ChatChoice,
-    ChatCompletion,
-    ChatCompletionRequest,
-    ChatMessage,
-)
-from localinfer.server.streaming import event
+from localinfer.server.schemas.chat import AnswerMessage, ChatChoice, ChatCompletion, ChatCompletionRequest
 
 _encode = msgspec.json.Encoder().encode
 
@@ -37,44 +32,61 @@ class ChatTask(Task[ChatCompletionRequest]):
     schema = ChatCompletionRequest
     path = "/v1/chat/completions"
     id_prefix = "chatcmpl"
+    chunk_object = "chat.completion.chunk"
 
     def jobs(self) -> list[Job]:
         fields, llm = self.fields, self.model.llm
-        messages = [
-            _for_template(index, message, raw)
-            for index, (message, raw) in enumerate(zip(fields.messages, self.body.raw["messages"], strict=True))
-        ]
-        variables: dict[str, Any] = dict(fields.chat_template_kwargs or {})
-        prompt = llm.chat_tokens(messages, variables)
+        messages = template_messages(fields.messages, self.body.raw["messages"])
+        prompt = llm.chat_tokens(messages, {**template_variables(fields), **self._reasoning()})
         wanted = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-        room = room_for_answer(len(prompt), llm.context, wanted, "messages")
-        params = sampling_params(fields, llm.chat_defaults, room)
-        skip = fields.skip_special_tokens is not False
-        return [Job(prompt, params, lambda: llm.tokenizer.detokenizer(skip_special=skip), fields.priority or 0)]
+        if fields.top_logprobs and not fields.logprobs:
+            raise invalid("top_logprobs: it needs logprobs to be true", param="top_logprobs")
+        params = sampling_params(
+            fields,
+            llm.chat_defaults,
+            room_for_answer(len(prompt), llm.context, wanted, "messages"),
+            logprobs=bool(fields.logprobs),
+            top_logprobs=fields.top_logprobs or 0,
+        )
+        skip_special = self.skip_special
+        return [Job(prompt, params, lambda: llm.tokenizer.detokenizer(skip_special=skip_special), fields.priority or 0)]
 
-    def start(self, requests: list[Request]) -> None:
+    def _reasoning(self) -> dict[str, Any]:
+        effort, template = self.fields.reasoning_effort, self.model.llm.chat_template
+        if effort is None:
+            return {}
+        if template is None or "reasoning_effort" not in template.source:
+            raise invalid(
+                "not supported by this model, whose chat template does not read it: reasoning_effort",
+                param="reasoning_effort",
+                code="unsupported_parameter",
+            )
+        return {"reasoning_effort": effort}
+
+    def start(self, requests: list[Any]) -> None:
         super().start(requests)
-        head = {
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.model.name,
-            "system_fingerprint": self.fingerprint,
-        }
-        self._head = _encode(head)[:-1] + b',"choices":['
-        self._tail = b'],"usage":null}' if self.include_usage else b"]}"
-        self._starts: dict[int, bytes] = {}  # choice -> all of its events up to their text
+        self._starts: dict[int, bytes] = {}  # choice -> its events up to their text
+        self._end = b'},"logprobs":null,"finish_reason":null}' + self.tail
 
     def whole(self, texts: Sequence[str]) -> ChatCompletion:
-        choices = []
-        for index, text in enumerate(texts):
-            choice = self.requests[0].choices[index]
-            choices.append(ChatChoice(index, AnswerMessage(content=text), choice.finish_reason or "stop"))
+        [request] = self.requests
+        token_bytes = self.model.llm.tokenizer.token_bytes
         return ChatCompletion(
             id=self.id,
             created=self.created,
             model=self.model.name,
-            choices=choices,
+            choices=[
+                ChatChoice(
+                    choice.index,
+                    AnswerMessage(
+                        content=texts[choice.index],
+                        tokens=list(choice.generated) if self.fields.return_token_ids else msgspec.UNSET,
+                    ),
+                    choice.finish_reason or "stop",
+                    chat_logprobs(choice.logprobs, token_bytes) if self.fields.logprobs else None,
+                )
+                for choice in request.choices
+            ],
             usage=self.usage,
             system_fingerprint=self.fingerprint,
         )
@@ -83,38 +95,23 @@ class ChatTask(Task[ChatCompletionRequest]):
         parts: list[bytes] = []
         for output in outputs:
             index = self.index(output)
-            start = self._starts.get(index)
-            if start is None:
-                opened = b'data: %b{"index":%d,"delta":{"role":"assistant","content":' % (self._head, index)
-                parts += (opened, b'""},"logprobs":null,"finish_reason":null}', self._tail, b"\n\n")
-                start = b'data: %b{"index":%d,"delta":{"content":' % (self._head, index)
+            if (start := self._starts.get(index)) is None:
+                parts.append(self._event(index, {"role": "assistant", "content": ""}))
+                start = b'data: %b{"index":%d,"delta":{"content":' % (self.head, index)
                 self._starts[index] = start
-            if output.text:
-                parts += (start, _encode(output.text), b'},"logprobs":null,"finish_reason":null}', self._tail, b"\n\n")
+            if output.logprob is not None and self.fields.logprobs:
+                entry = chat_logprobs([output.logprob], self.model.llm.tokenizer.token_bytes)
+                parts.append(self._event(index, {"content": output.text}, entry))
+            elif output.text:
+                parts += (start, _encode(output.text), self._end)
             if output.finish_reason is not None:
-                parts.append(self._finish(index, output.finish_reason))
+                parts.append(self._last_event(index, output))
         return b"".join(parts)
 
-    def usage_event(self) -> bytes:
-        return event(self._head + b'],"usage":' + _encode(self.usage) + b"}")
+    def _event(self, index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> bytes:
+        return self.event({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
 
-    def _finish(self, index: int, reason: str) -> bytes:
-        choice = {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
-        return event(self._head + _encode(choice) + self._tail)
-
-
-def _for_template(index: int, message: ChatMessage, raw: dict[str, Any]) -> dict[str, Any]:
-    """A message as the chat template gets it. ApiError for contents that are no text."""
-    found = {**raw, "role": "system" if message.role == "developer" else message.role}
-    if isinstance(message.content, list):
-        found["content"] = "\n".join(_text(f"messages[{index}].content", message.content))
-    return found
-
-
-def _text(name: str, parts: Sequence[Any]) -> list[str]:
-    for index, part in enumerate(parts):
-        if part.type != "text":
-            raise invalid(f"{name}[{index}]: this model reads text only, not {part.type}", param=f"{name}[{index}]")
-        if part.text is None:
-            raise invalid(f"{name}[{index}]: a part of type text needs a text", param=f"{name}[{index}].text")
-    return [part.text for part in parts]
+    def _last_event(self, index: int, output: Output) -> bytes:
+        tokens = output.request.choices[output.index].generated
+        delta = {"tokens": list(tokens)} if self.fields.return_token_ids else {}
+        return self._event(index, delta, None, output.finish_reason)

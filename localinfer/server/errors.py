@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 from starlette.responses import Response
 
-from localinfer.engine.thread import EngineStoppedError, QueueFullError
+from localinfer.engine.thread import EngineFailedError, EngineStoppedError, QueueFullError
 from localinfer.errors import ContextLengthError, LocalInferError
 from localinfer.server.schemas.errors import ErrorBody, ErrorDetail
 
@@ -61,6 +61,8 @@ def as_api_error(error: Exception) -> ApiError:
         )
     if isinstance(error, EngineStoppedError):
         return ApiError(503, error.message, type="server_error", code="engine_stopped")
+    if isinstance(error, EngineFailedError):
+        return ApiError(500, _words(error), type="server_error", code="engine_failed")
     if isinstance(error, ContextLengthError):
         return invalid(_words(error), code="context_length_exceeded")
     if isinstance(error, LocalInferError):

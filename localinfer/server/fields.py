@@ -5,6 +5,7 @@ What is served is what the schema has. The tables here say the rest.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,12 +18,15 @@ from localinfer.server.errors import ApiError, invalid
 
 UNKNOWN_FIELDS_HEADER = "x-localinfer-unknown-fields"
 
-# Fields that clients send and that change nothing here.
+# Fields that clients send and that do not change the answer.
 HARMLESS = frozenset(
     (
+        "cache_prompt",
         "metadata",
         "parallel_tool_calls",
+        "prediction",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",
@@ -31,13 +35,20 @@ HARMLESS = frozenset(
         "user",
     )
 )
-# Fields that we know and cannot serve, with the values beside null that ask for nothing.
+# Fields that we know and do not serve, or not at every endpoint, with the values beside null that ask for nothing.
 REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
     "allowed_token_ids": (),
     "audio": (),
     "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": ("",),
+    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "grammar": ("",),
@@ -47,18 +58,27 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "include_stop_str_in_output": (False,),
     "json_schema": (),
+    "max_completion_tokens": (),
+    "messages": (),
     "mirostat": (0,),
     "modalities": (["text"],),
-    "prediction": (),
+    "moderation": (),
+    "n_predict": (),
+    "prompt": (),
     "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "repeat_last_n": (),
+    "repeat_penalty": (1,),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none",),
     "tools": ([],),
+    "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "verbosity": ("medium",),
     "web_search_options": (),
+    "xtc_probability": (0,),
 }
 
 Schema = TypeVar("Schema", bound=msgspec.Struct)
@@ -97,16 +117,37 @@ async def read_body(request: Request, schema: type[Schema]) -> Body[Schema]:
 async def read_json(request: Request) -> dict[str, Any]:
     """The body as a JSON object; ApiError 400 if it is none."""
     try:
-        raw = msgspec.json.decode(await request.body())
+        body = await request.body()
     except ClientDisconnect:
         raise ApiError(400, "the client left before its request was complete") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    try:
+        try:
+            raw = msgspec.json.decode(body)
+        except msgspec.DecodeError:
+            # Clients that cut a text may cut a character in two ("\\ud83d"), which msgspec takes for no JSON at all.
+            raw = _without_surrogates(json.loads(body, parse_constant=_refuse_constant))
+    except (ValueError, msgspec.MsgspecError) as error:
         raise invalid(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise invalid("the body is not valid JSON: it nests too deep") from None
     if not isinstance(raw, dict):
         raise invalid("the body must be a JSON object")
     return raw
+
+
+def _without_surrogates(value: Any) -> Any:
+    """Halves of characters become U+FFFD."""
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    return value
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number there")
 
 
 def _is_refused(name: str, value: Any) -> bool:

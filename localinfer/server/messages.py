@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from localinfer.server.errors import invalid
 from localinfer.server.schemas.chat import ChatMessage, ContentPart
+
+# What the template gets from the request itself.
+_TAKEN = ("messages", "self", "tools")
+
+
+class TemplateFields(Protocol):
+    """A request that names variables of the chat template."""
+
+    chat_template_kwargs: dict[str, Any] | None
+    add_generation_prompt: bool | None
+
+
+def template_variables(fields: TemplateFields) -> dict[str, Any]:
+    """What the chat template knows beside the messages. ApiError for names that it has already."""
+    variables = dict(fields.chat_template_kwargs or {})
+    for name in _TAKEN:
+        if name in variables:
+            raise invalid(f"chat_template_kwargs: {name} cannot be given there", param=f"chat_template_kwargs.{name}")
+    if fields.add_generation_prompt is not None:
+        variables["add_generation_prompt"] = fields.add_generation_prompt
+    return variables
 
 
 def template_messages(messages: Sequence[ChatMessage], raw: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -17,24 +17,36 @@ _SAME = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
+    "logit_bias",
     "stop_token_ids",
     "ignore_eos",
     "min_tokens",
+    "n",
+    "length_penalty",
+    "loop_detection",
 )
 
 
-def sampling_params(fields: SamplingFields, base: SamplingParams, max_tokens: int | None) -> SamplingParams:
-    """What was asked for, and `base` where nothing was. LocalInferError names what makes no sense."""
+def sampling_params(
+    fields: SamplingFields, base: SamplingParams, max_tokens: int | None, **more: Any
+) -> SamplingParams:
+    """What was asked for, `base` where nothing was, and `more` by the engine's names.
+
+    ApiError or LocalInferError names what makes no sense.
+    """
     given: dict[str, Any] = {name: value for name in _SAME if (value := getattr(fields, name)) is not None}
     if fields.top_k is not None:
         given["top_k"] = max(0, fields.top_k)  # -1 is how vLLM writes "off"
     if fields.seed is not None:
-        given["seed"] = fields.seed % 2**64
+        given["seed"] = fields.seed % 2**64  # OpenAI's may be negative
     if fields.stop is not None:
         # Empty texts come from forms that were left empty: they stop nothing.
         stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop
         given["stop"] = tuple(stop for stop in stops if stop)
-    return base.changed(max_tokens=max_tokens, **given)
+    if fields.use_beam_search:
+        given["beam_width"] = more.pop("best_of", None) or fields.n or 1
+        given.setdefault("temperature", 0.0)
+    return base.changed(max_tokens=max_tokens, **given, **more)
 
 
 def room_for_answer(prompt_tokens: int, context: int, wanted: int | None, what: str) -> int | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from localinfer.engine.engine import Request
+    from localinfer.engine.request import Request
     from localinfer.text.tokenizer import Tokenizer
 
 CLIENT_LEFT = 499  # the status of an answer that nobody waited for, as nginx writes it in its logs

@@ -6,8 +6,8 @@ its constant beginning, the text as JSON, and its constant end.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, aclosing
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -21,7 +21,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], stack: AsyncExitStack, headers: Mapping[str, str]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], stack: AsyncExitStack, headers: Mapping[str, str]) -> None:
         # Proxies such as nginx would collect events otherwise.
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
@@ -29,9 +29,9 @@ class EventStream(Response):
         self._stack = stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._stack:
+        async with self._stack, aclosing(self._events) as events:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for data in self._events:
+            async for data in events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
 

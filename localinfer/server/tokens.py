@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -15,7 +15,7 @@ from localinfer.errors import UnsupportedError
 from localinfer.server.errors import invalid
 from localinfer.server.fields import Body, read_body
 from localinfer.server.handling import recorded
-from localinfer.server.messages import template_messages
+from localinfer.server.messages import template_messages, template_variables
 from localinfer.server.schemas.tokens import (
     ApplyTemplateRequest,
     ApplyTemplateResponse,
@@ -64,7 +64,7 @@ def _tokenize(body: Body[TokenizeRequest], llm: LLM) -> TokenizeResponse:
         found = " and ".join(given) or "none of them"
         raise invalid(f"give one of prompt, content and messages, not {found}", param=given[0] if given else "prompt")
     if fields.messages is not None:
-        ids = llm.chat_tokens(template_messages(fields.messages, body.raw["messages"]), _variables(fields))
+        ids = llm.chat_tokens(template_messages(fields.messages, body.raw["messages"]), template_variables(fields))
     else:
         flags = [flag for flag in (fields.add_special_tokens, fields.add_special) if flag is not None]
         if len(set(flags)) > 1:
@@ -91,14 +91,7 @@ def _apply_template(body: Body[ApplyTemplateRequest], llm: LLM) -> ApplyTemplate
         raise UnsupportedError(f"{llm.name} has no chat template: it is not made for conversations")
     messages = template_messages(body.fields.messages, body.raw["messages"])
     plain = [{key: value for key, value in message.items() if key != "tokens"} for message in messages]
-    return ApplyTemplateResponse(llm.chat_template.render(plain, **_variables(body.fields)))
-
-
-def _variables(fields: TokenizeRequest | ApplyTemplateRequest) -> dict[str, Any]:
-    variables: dict[str, Any] = dict(fields.chat_template_kwargs or {})
-    if fields.add_generation_prompt is not None:
-        variables["add_generation_prompt"] = fields.add_generation_prompt
-    return variables
+    return ApplyTemplateResponse(llm.chat_template.render(plain, **template_variables(body.fields)))
 
 
 def _piece(raw: bytes) -> str | list[int]:

@@ -22,8 +22,8 @@ class ContentPart(msgspec.Struct, kw_only=True):
 class ChatMessage(msgspec.Struct, kw_only=True):
     """A message of the conversation; further keys reach the chat template. "developer" is read as "system".
 
-    `tokens`, of an assistant's message, are the token ids of an answer (`return_token_ids` gives them). Where they spell
-    the content, they stand for it, so that nothing of an earlier turn is computed again.
+    `tokens`, of an assistant's message, are the token ids of an answer (`return_token_ids` gives them). Where they
+    spell the content, they stand for it, so that nothing of an earlier turn is computed again.
     """
 
     role: Role
@@ -32,7 +32,12 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True):
-    """`max_completion_tokens` goes before `max_tokens`; both are cut to what the context has room for."""
+    """`max_completion_tokens` goes before `max_tokens`; both are cut to what the context has room for.
+
+    `chat_template_kwargs` and `reasoning_effort` reach the chat template, the latter only if it reads it (else it is
+    refused). What is not given of the sampling is as the model's file recommends. `return_token_ids` adds the tokens of
+    an answer to its message (streamed: to the last delta), `tokens`.
+    """
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: AtLeastOne | None = None

@@ -10,8 +10,9 @@ from localinfer.server.schemas.sampling import Alternatives, Choices, SamplingFi
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """`prompt` is a text, token ids, or a list of either. `max_tokens` is 16 if it is not given, as in OpenAI's API;
-    0 is for `echo` with `logprobs`, which gives the log probabilities of the prompt itself.
+    """`prompt` is a text, token ids, or a list of either. `max_tokens` is 16 and `temperature` 1 if they are not given,
+    as in OpenAI's API. `echo` puts the prompt in front of the answer; with `logprobs` its tokens have theirs too, and
+    with `max_tokens` 0 nothing else is sent.
     """
 
     prompt: str | list[str | int | list[int]]

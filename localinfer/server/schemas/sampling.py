@@ -9,6 +9,7 @@ from msgspec import Meta
 
 MOST_CHOICES = 128
 MOST_ALTERNATIVES = 20
+MOST_STOPS = 64
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -52,8 +53,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
     logit_bias: dict[int, Bias] | None = None
     seed: Seed | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Count] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: Annotated[list[Count], Meta(max_length=MOST_STOPS)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     max_tokens: Count | None = None
