@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from localinfer import LLM, SamplingParams
+from localinfer.kernels.base import Batch, Cancelled, Executable, batch_of
+from localinfer.kernels.cpu.backend import CpuBackend
+from localinfer.kernels.program import Linear
+from op_programs import OpProgram
 from tiny_models import by_name, write_gguf
 
 PROMPTS = [[1, *range(5, 70)], [1, *range(200, 120, -1)]]
@@ -155,3 +162,54 @@ def test_more_threads_than_cores_finish_with_the_same_tokens(paths: list[Path], 
             assert answer(llm, PROMPTS[0]) == alone[0]
 
     at_the_same_time(job)
+
+
+def threads_of_this_process() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads in /proc")
+def test_all_models_share_one_pool(paths: list[Path], alone: list[Tokens]) -> None:
+    """The pool grows to what the model with most threads needs, and the others leave the rest alone."""
+    with load(paths[0], threads=8):
+        before = threads_of_this_process()
+        with load(paths[0], threads=3) as three, load(paths[1], threads=2) as two:
+            assert answer(three, PROMPTS[0]) == alone[0]
+            assert answer(two, PROMPTS[1]) == alone[1]
+            assert threads_of_this_process() == before
+
+
+def long_step(folder: Path) -> tuple[Executable, Batch]:
+    """A step of a minute that looks at `cancel` every few milliseconds."""
+    folder.mkdir()
+    built = OpProgram(folder, 64)
+    x = built.input(np.ones((64, 256), np.float32))
+    matrix = built.matrix(np.eye(256, dtype=np.float32))
+    for _ in range(5000):
+        out = built.value(256)
+        built.add_op(Linear((out,), x, (matrix,), (None,)))
+        x = out
+    executable = CpuBackend("portable").load(built.program(x), built.tensors, built.config())
+    return executable, batch_of([(range(64), 0, range(4))])
+
+
+def test_a_step_that_waits_for_its_turn_can_be_cancelled(tmp_path: Path) -> None:
+    """Two steps of a minute at the same time: the one that is cancelled ends at once, whichever of them runs."""
+    (first, batch), (second, _) = long_step(tmp_path / "first"), long_step(tmp_path / "second")
+    first_over, second_over = threading.Event(), threading.Event()
+
+    def step(executable: Executable, over: threading.Event) -> None:
+        with pytest.raises(Cancelled):
+            executable.step(batch)
+        over.set()
+
+    def cancel() -> None:
+        time.sleep(0.2)  # so that one of them most probably waits
+        second.cancel()
+        assert second_over.wait(PATIENCE)
+        assert not first_over.is_set()
+        first.cancel()
+
+    at_the_same_time(lambda: step(first, first_over), lambda: step(second, second_over), cancel)
+    first.close()
+    second.close()

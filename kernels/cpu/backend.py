@@ -275,7 +275,8 @@ class _Building:
             config.block_size,
             _kv_type(config.kv_type_k),
             _kv_type(config.kv_type_v),
-            _pool(self.threads),
+            self.threads,
+            _pool_of(self.threads),
             self.isa,
         )
         self.model: int = self.native.li_cpu_create(ctypes.byref(native_config))
@@ -384,10 +385,16 @@ class _Building:
 
 
 @cache
-def _pool(threads: int) -> int:
-    """The native pool of that many threads: one per process, shared by every model."""
-    pool: int | None = library().li_cpu_pool_create(threads)
-    if pool is None:
+def _pool() -> int | None:
+    """The native pool: one per process, shared by every model. None if there was no memory for it."""
+    pool: int | None = library().li_cpu_pool_create()
+    return pool
+
+
+def _pool_of(threads: int) -> int:
+    """The process's pool, with at least that many threads."""
+    pool = _pool()
+    if pool is None or library().li_cpu_pool_grow(pool, threads) < 0:
         raise LocalInferError(f"{threads} threads could not be started", "use fewer: --threads")
     return pool
 

@@ -58,6 +58,7 @@ class Config(Structure):
         ("block_size", c_int32),
         ("kv_type_k", c_int32),
         ("kv_type_v", c_int32),
+        ("threads", c_int32),
         ("pool", c_void_p),
         ("isa", c_char_p),
     ]
@@ -85,8 +86,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "li_cpu_integer_type": (c_int, [c_char_p, c_int32]),
     "li_cpu_layout": (None, [POINTER(c_int32)]),
     "li_cpu_set_codebook": (c_int, [c_int32, c_char_p, c_size_t]),
-    "li_cpu_pool_create": (c_void_p, [c_int]),
-    "li_cpu_pool_destroy": (None, [c_void_p]),
+    "li_cpu_pool_create": (c_void_p, []),
+    "li_cpu_pool_grow": (c_int, [c_void_p, c_int]),
     "li_cpu_create": (c_void_p, [POINTER(Config)]),
     "li_cpu_destroy": (None, [c_void_p]),
     "li_cpu_error": (c_char_p, [c_void_p]),

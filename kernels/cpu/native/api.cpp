@@ -59,11 +59,14 @@ LI_API void li_cpu_layout(int32_t* out) {
     std::memcpy(out, layout, sizeof layout);
 }
 
-LI_API Pool* li_cpu_pool_create(int threads) {
-    return guarded(nullptr, [&] { return new Pool(threads); }, static_cast<Pool*>(nullptr));
+LI_API Pool* li_cpu_pool_create() {
+    return guarded(nullptr, [] { return new Pool; }, static_cast<Pool*>(nullptr));
 }
 
-LI_API void li_cpu_pool_destroy(Pool* pool) { delete pool; }
+// 0: a job can have so many threads; -1: the system refuses, and the pool is as it was.
+LI_API int li_cpu_pool_grow(Pool* pool, int threads) {
+    return guarded(nullptr, [&] { return pool->grow(threads), 0; }, -1);
+}
 
 LI_API Model* li_cpu_create(const Config* config) {
     const Isa* isa = find_isa(config->isa);
@@ -129,7 +132,10 @@ LI_API int li_cpu_copy_blocks(Model* model, const int32_t* pairs, int count) {
     return guarded(model, [&] { return model->copy_blocks(pairs, count) ? 0 : -1; }, -1);
 }
 
-LI_API void li_cpu_cancel(Model* model) { model->cancel = true; }
+LI_API void li_cpu_cancel(Model* model) {
+    model->cancel = true;
+    model->interrupt();
+}
 
 LI_API const float* li_cpu_logits(Model* model) { return model->logits(); }
 

@@ -1,5 +1,6 @@
 #include "pool.h"
 
+#include <algorithm>
 #include <chrono>
 
 #if defined(__x86_64__)
@@ -18,88 +19,116 @@ inline void pause_briefly() {
 #endif
 }
 
-// Spins for some tens of microseconds, then gives the processor away between looks: a pure spin collapses when more threads
-// are runnable than there are cores.
-template <class Condition> void spin_then_yield(Condition done) {
-    for (int i = 0; i < 2000; i++) {
-        if (done()) return;
-        pause_briefly();
-    }
-    while (!done()) std::this_thread::yield();
-}
+// How often a thread looks whether the others have arrived before it sleeps: some tens of microseconds, which is more
+// than work is ever uneven by while every thread has a core. Behind that somebody has lost one, and sleeping
+// gives him ours, which yielding does not: that only passes it round among programs that want this very core.
+constexpr int kLooks = 2000;
 
-// How long an idle worker spins before it parks. Longer than the gap between two steps of a decode (sampling and
+// How long an idle thread spins before it sleeps. Longer than the gap between two steps of a decode (sampling and
 // detokenizing one token), so that a running answer never pays for waking threads.
-constexpr auto kSpinBeforePark = std::chrono::microseconds(300);
+constexpr auto kSpinWhenIdle = std::chrono::microseconds(300);
 
 } // namespace
 
-Pool::Pool(int threads) : count_(threads < 1 ? 1 : threads), arrived_(size_t(count_)) {
-    workers_.reserve(size_t(count_) - 1);
+class Pool::Turn {
+public:
+    Turn(Pool& pool, const std::atomic<bool>& cancel) : pool_(pool) {
+        std::unique_lock<std::mutex> lock(pool_.queue_mutex_);
+        pool_.queue_.push_back(this);
+        pool_.queue_changed_.wait(lock, [&] { return cancel || pool_.queue_.front() == this; });
+        cancelled_ = cancel;
+    }
+    ~Turn() {
+        std::lock_guard<std::mutex> lock(pool_.queue_mutex_);
+        pool_.queue_.erase(std::find(pool_.queue_.begin(), pool_.queue_.end(), this));
+        pool_.queue_changed_.notify_all();
+    }
+    bool cancelled() const { return cancelled_; }
+
+private:
+    Pool& pool_;
+    bool cancelled_;
+};
+
+void Pool::interrupt() {
+    std::lock_guard<std::mutex> lock(queue_mutex_);
+    queue_changed_.notify_all();
+}
+
+void Pool::grow(int threads) {
+    const std::atomic<bool> never{false};
+    Turn turn(*this, never);
+    const size_t before = seats_.size();
     try {
-        for (int t = 1; t < count_; t++) workers_.emplace_back([this, t] { work(t); });
+        while (seats_.size() < size_t(std::max(threads, 1))) {
+            seats_.push_back(std::make_unique<Seat>());
+            Seat& seat = *seats_.back();
+            seat.thread = std::thread([this, &seat, thread = int(seats_.size()) - 1] { work(seat, thread); });
+        }
     } catch (...) { // the system has no more threads: end those that were started
-        stop();
+        for (; seats_.size() > before; seats_.pop_back()) {
+            Seat& seat = *seats_.back();
+            if (!seat.thread.joinable()) continue;
+            seat.leave = true;
+            give_job(seat);
+            seat.thread.join();
+        }
         throw;
     }
 }
 
-Pool::~Pool() { stop(); }
-
-void Pool::stop() {
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        stop_ = true;
-        generation_.fetch_add(1, std::memory_order_release);
-    }
-    wake_.notify_all();
-    for (auto& worker : workers_) worker.join();
+void Pool::give_job(Seat& seat) {
+    seat.jobs.fetch_add(1);
+    seat.idle.wake();
 }
 
-void Pool::run(void (*job)(void*, int), void* context) {
-    std::lock_guard<std::mutex> turn(turn_);
+bool Pool::run(int threads, void (*job)(void*, int), void* context, const std::atomic<bool>& cancel) {
+    Turn turn(*this, cancel);
+    if (turn.cancelled()) return false;
     job_ = job;
     context_ = context;
-    unfinished_.store(count_ - 1, std::memory_order_relaxed);
-    generation_.fetch_add(1, std::memory_order_seq_cst);
-    if (parked_.load(std::memory_order_seq_cst) > 0) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        wake_.notify_all();
-    }
+    threads_ = threads;
+    unfinished_.store(threads - 1, std::memory_order_relaxed);
+    for (int t = 0; t < threads; t++) seats_[size_t(t)]->arrived.store(0, std::memory_order_relaxed);
+    for (int t = 1; t < threads; t++) give_job(*seats_[size_t(t)]);
     job(context, 0);
-    spin_then_yield([this] { return unfinished_.load(std::memory_order_acquire) == 0; });
+    wait_for_others([this] { return unfinished_.load() == 0; });
+    return true;
 }
 
-void Pool::work(int thread) {
-    unsigned seen = 0;
-    for (;;) {
-        auto park_at = std::chrono::steady_clock::now() + kSpinBeforePark;
-        for (int i = 1; generation_.load(std::memory_order_acquire) == seen; i++) {
+void Pool::work(Seat& seat, int thread) {
+    for (unsigned done = 0;; done++) {
+        auto given = [&] { return seat.jobs.load() != done; };
+        auto sleep_at = std::chrono::steady_clock::now() + kSpinWhenIdle;
+        for (int i = 1; !given(); i++) {
             pause_briefly();
-            if (i % 64 == 0 && std::chrono::steady_clock::now() > park_at) {
-                std::unique_lock<std::mutex> lock(mutex_);
-                parked_.fetch_add(1, std::memory_order_seq_cst);
-                wake_.wait(lock, [&] { return generation_.load(std::memory_order_seq_cst) != seen; });
-                parked_.fetch_sub(1, std::memory_order_relaxed);
-            }
+            if (i % 64 == 0 && std::chrono::steady_clock::now() > sleep_at) seat.idle.sleep_until(given);
         }
-        seen++;
-        if (stop_) return;
+        if (seat.leave) return;
         job_(context_, thread);
-        unfinished_.fetch_sub(1, std::memory_order_release);
+        if (unfinished_.fetch_sub(1) == 1) meeting_.wake();
     }
 }
 
 void Pool::barrier(int thread) {
-    if (count_ == 1) return;
-    // Only this thread writes its flag. Flags count barriers since the pool began, so they never need a reset; all
-    // threads pass the same number of barriers per job.
-    unsigned mine = arrived_[size_t(thread)].value.load(std::memory_order_relaxed) + 1;
-    arrived_[size_t(thread)].value.store(mine, std::memory_order_release);
-    for (int t = 0; t < count_; t++) {
-        if (t == thread) continue;
-        spin_then_yield([&] { return int(arrived_[size_t(t)].value.load(std::memory_order_acquire) - mine) >= 0; });
+    if (threads_ == 1) return;
+    // Only this thread writes its count; all threads pass the same number of barriers per job.
+    std::atomic<unsigned>& mine = seats_[size_t(thread)]->arrived;
+    const unsigned count = mine.load(std::memory_order_relaxed) + 1;
+    mine.store(count);
+    meeting_.wake();
+    for (int t = 0; t < threads_; t++) {
+        const std::atomic<unsigned>& other = seats_[size_t(t)]->arrived;
+        if (t != thread) wait_for_others([&] { return other.load() >= count; });
     }
+}
+
+template <class Condition> void Pool::wait_for_others(Condition holds) {
+    for (int i = 0; i < kLooks; i++) {
+        if (holds()) return;
+        pause_briefly();
+    }
+    meeting_.sleep_until(holds);
 }
 
 } // namespace li
