@@ -16,6 +16,7 @@ from gguf.quants import quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fake_models import Alphabet, Letters, drain, fake_engine
 from gguf_files import write_gguf
 from localinfer.engine.engine import Engine
 from localinfer.engine.request import Request
@@ -30,75 +31,7 @@ from localinfer.kernels import BACKENDS, backend
 from localinfer.kernels.base import Batch, Cancelled, LoadConfig
 from localinfer.models import record
 
-VOCABULARY = 26
-
-
-class FakeLogits:
-    def __init__(self, values: array[float], rows: int) -> None:
-        self.rows, self.vocab_size, self._values = rows, VOCABULARY, values
-        self.address = values.buffer_info()[0]
-
-    def numpy(self) -> Any:
-        return np.frombuffer(self._values, np.float32).reshape(self.rows, self.vocab_size)
-
-
-class Alphabet:
-    """An Executable whose every token is followed by the next letter. It checks that the cache holds what it should."""
-
-    def __init__(self) -> None:
-        self.processed: list[int] = []  # tokens in each step
-        self.slots: dict[int, int] = {}
-        self.before_step: Callable[[], None] = lambda: None
-        self.cancelled = threading.Event()
-        self.broken: set[int] = set()  # tokens whose logits are NaN
-
-    def step(self, batch: Batch) -> FakeLogits:
-        self.cancelled.clear()
-        self.before_step()
-        if self.cancelled.is_set():
-            raise Cancelled
-        self.processed.append(len(batch.tokens))
-        for s, (begin, end) in enumerate(zip(batch.starts, batch.starts[1:], strict=False)):
-            table = batch.block_table[batch.table_starts[s] : batch.table_starts[s + 1]]
-            for row in range(begin, end):
-                position = batch.positions[row]
-                self.slots[table[position // 4] * 4 + position % 4] = batch.tokens[row]
-        values = array("f", bytes(4 * VOCABULARY * len(batch.logit_rows)))
-        for row, source in enumerate(batch.logit_rows):
-            token = batch.tokens[source]
-            values[row * VOCABULARY + (token + 1) % VOCABULARY] = float("nan") if token in self.broken else 1.0
-        return FakeLogits(values, len(batch.logit_rows))
-
-    def cancel(self) -> None:
-        self.cancelled.set()
-
-    def close(self) -> None:
-        pass
-
-
-class Letters:
-    """A TextDecoder: token 0 is "a"."""
-
-    def push(self, token: int) -> str:
-        return chr(ord("a") + token)
-
-    def finish(self) -> str:
-        return ""
-
-
-def engine(model: Alphabet, *, context: int = 40, sequences: int = 1, blocks: int = 0, **options: Any) -> Engine:
-    config = LoadConfig(8, sequences, sequences, context, blocks or sequences * -(-context // 4), block_size=4)
-    return Engine(model, config, VOCABULARY, **options)
-
-
-def drain(e: Engine) -> dict[int, str]:
-    """Runs until nothing is left to do; the text of each request."""
-    texts: dict[int, str] = {}
-    while e.has_work:
-        for output in e.step():
-            texts[output.request.id] = texts.get(output.request.id, "") + output.text
-    assert e.kv.free == e.kv.count
-    return texts
+engine = fake_engine
 
 
 def generated(request: Request) -> list[int]:

@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
+from typing import get_args
 
-from localinfer.engine.checks import token_ids
+from localinfer.engine.checks import token_ids, wrong
 from localinfer.engine.kv import BlockManager
+from localinfer.engine.pooling import Pool, Pooling
 from localinfer.engine.request import Choice, FinishReason, Output, Request, TextDecoder, TokenLogprob
-from localinfer.engine.runner import run_step
+from localinfer.engine.runner import Rows, run_step
 from localinfer.engine.sampler import Sampler, new_draw
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.scheduler import Scheduler
@@ -95,27 +97,29 @@ class Engine:
         self._check_length(prompt, params)
         token_ids("stop_token_ids", params.stop_token_ids, self.vocab_size)
         token_ids("logit_bias", params.logit_bias, self.vocab_size)
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
         if params.stop and new_decoder is None:
             raise LocalInferError("stop texts need a decoder, or use stop_token_ids")
-        id = next(self._ids)
-        seed = int.from_bytes(os.urandom(6), "little") if params.seed is None else params.seed
-        sequence = Sequence.of_prompt(id, prompt, priority=priority)
-        decoder, stops = new_decoder() if new_decoder else None, StopMatcher(params.stop)
-        request = Request(
-            id=id,
-            params=params,
-            seed=seed,
-            priority=priority,
-            prompt=array("i", prompt),
-            choices=[Choice(0, sequence, decoder, stops, new_draw(params, seed))],
-            arrived=time.perf_counter(),
-            stop_ids=stop_ids,
-            banned=array("i", sorted(stop_ids)),
-        )
-        self._requests[id] = request
-        self.scheduler.add(sequence)
-        return request
+        request = self._new_request(prompt, params, new_decoder, priority)
+        if params.prompt_logprobs is not None:
+            request.prompt_logprobs = [None]
+            request.choices[0].sequence.rows_from = 0
+        return self._queue(request)
+
+    def add_embedding(self, prompt: Tokens[int], *, pooling: Pooling = "mean", priority: int = 0) -> Request:
+        """Queues token ids whose hidden states are wanted as one vector, `Request.embedding` once it is finished.
+
+        See engine/pooling.py for what `pooling` means. The prefix cache is not used. ContextLengthError if the prompt
+        is longer than the context.
+        """
+        if pooling not in get_args(Pooling):
+            raise wrong("pooling", pooling, f"one of {', '.join(get_args(Pooling))}")
+        prompt = token_ids("the prompt", prompt, self.vocab_size)
+        self._check_length(prompt, None)
+        request = self._new_request(prompt, SamplingParams(), None, priority)
+        request.pool = Pool(pooling, len(prompt))
+        sequence = request.choices[0].sequence
+        sequence.hidden, sequence.rows_from = True, request.pool.rows_from
+        return self._queue(request)
 
     def abort(self, request_id: int) -> None:
         """Ends a request with "cancelled", waiting or running; a step that works for it stops early.
@@ -133,8 +137,13 @@ class Engine:
         meant to end the program (KeyboardInterrupt) is raised; outputs that were made by then come with the next step.
         """
         self._leave_aborted()
-        if chunks := self.scheduler.schedule():
-            self._run(chunks)
+        chunks = self.scheduler.schedule()
+        try:
+            for hidden in (False, True):
+                self._run([chunk for chunk in chunks if chunk.sequence.hidden == hidden])
+        except BaseException:
+            self.scheduler.rollback(chunks)  # of what is committed it takes nothing back
+            raise
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -143,10 +152,14 @@ class Engine:
         self._executable.close()
 
     def _run(self, chunks: list[Chunk]) -> None:
+        """Executes chunks that want logits all, or all hidden states."""
+        chunks = [chunk for chunk in chunks if chunk.sequence.id in self._requests]
+        if not chunks:
+            return
         self._begin(chunks)
         self._in_step = frozenset(chunk.sequence.id for chunk in chunks)
         try:
-            logits = run_step(self._executable, chunks)
+            results = run_step(self._executable, chunks)
         except Cancelled:
             self.scheduler.rollback(chunks)
             self._leave_aborted()
@@ -155,23 +168,18 @@ class Engine:
             self.scheduler.rollback(chunks)
             self._fail([chunk.sequence for chunk in chunks], error)
             return
-        except BaseException:
-            self.scheduler.rollback(chunks)
-            raise
         finally:
             self._in_step = frozenset()
         self._count(chunks)
-        answering = [chunk.sequence for chunk in chunks if chunk.rows]
         self.scheduler.commit(chunks)
-        row_bytes = 4 * logits.vocab_size
         done = 0
         try:
-            for row, sequence in enumerate(answering):
-                self._advance(sequence, logits.address + row * row_bytes)
+            for rows in results:
+                self._take(rows)
                 done += 1
         finally:  # Ctrl-C between two rows: the logits of those behind are gone
             lost = LocalInferError("the answer was interrupted while its next token was drawn")
-            self._fail(answering[done:], lost)
+            self._fail([rows.sequence for rows in results[done:]], lost)
 
     def _begin(self, chunks: list[Chunk]) -> None:
         """Notes when requests take part in a step for the first time, and what the cache spared them."""
@@ -180,6 +188,7 @@ class Engine:
             request = self._requests[chunk.sequence.id]
             if not request.first_step:
                 request.first_step = now
+                request.cached, request.near_miss = chunk.sequence.cached, chunk.sequence.near_miss
                 self._counters.prompt_tokens += len(request.prompt)
                 self._counters.cached_tokens += request.cached or 0
 
@@ -195,13 +204,50 @@ class Engine:
             if (request := self._requests.get(sequence.id)) is not None:
                 self._end(request, "error", str(error), error)
 
-    def _advance(self, sequence: Sequence, logits: int) -> None:
-        """Draws the next token of a sequence; its request ends if it cannot be drawn."""
-        request = self._requests[sequence.id]
+    def _take(self, rows: Rows) -> None:
+        """Makes of the rows of a sequence what its request asks for; the request ends if that is not possible."""
+        if (request := self._requests.get(rows.sequence.id)) is None:
+            return  # another of its choices has just failed
         try:
-            self._draw(request, request.choices[sequence.index], logits)
+            if request.pool is not None:
+                self._pool(request, request.pool, rows)
+            else:
+                self._take_logits(request, rows)
         except Exception as error:
             self._end(request, "error", str(error), error)
+
+    def _take_logits(self, request: Request, rows: Rows) -> None:
+        sequence = rows.sequence
+        for index in range(rows.count):
+            following = rows.first + index + 1
+            if following < len(sequence.tokens):
+                self._tell_prompt_logprob(request, sequence, following, rows.row(index))
+            elif not request.first_token:
+                self._begin_answers(request, rows.row(index))
+            else:
+                self._draw(request, request.choices[sequence.index], rows.row(index))
+
+    def _tell_prompt_logprob(self, request: Request, sequence: Sequence, position: int, logits: int) -> None:
+        top = request.params.prompt_logprobs
+        if request.prompt_logprobs is not None and top is not None:
+            request.prompt_logprobs.append(self._sampler.logprob(logits, sequence.tokens[position], top))
+            sequence.rows_from = position
+
+    def _begin_answers(self, request: Request, logits: int) -> None:
+        """The prompt is processed: every choice goes on from it, with a first token of its own."""
+        first, *others = request.choices
+        first.sequence.rows_from = None
+        copies = [pair for choice in others for pair in self.scheduler.fork(first.sequence, choice.sequence)]
+        if copies:
+            self._executable.copy_blocks(copies)
+        for choice in request.choices:
+            self._draw(request, choice, logits)
+
+    def _pool(self, request: Request, pool: Pool, rows: Rows) -> None:
+        request.embedding = pool.add(rows)
+        rows.sequence.rows_from = pool.rows_from
+        if request.embedding is not None:
+            self._finish(request, request.choices[0], "stop", "the text is embedded")
 
     def _draw(self, request: Request, choice: Choice, logits: int) -> None:
         params, sequence = request.params, choice.sequence
@@ -213,13 +259,14 @@ class Engine:
         sequence.tokens.append(token)
         if logprob is not None:
             choice.logprobs.append(logprob)
+        logprob = logprob if params.logprobs else None
         if token in request.stop_ids:
             return self._finish(request, choice, "stop", f"token {token}", token, "", logprob)
         text = choice.decoder.push(token) if choice.decoder else ""
         text = text if early else choice.stops.push(text)
         if end := self._end_after(params, choice):
             return self._finish(request, choice, *end, token, text, logprob)
-        self._outputs.append(Output(request, choice.index, token, text, logprob, None))
+        self._emit(request, choice, token, text, logprob)
 
     def _end_after(self, params: SamplingParams, choice: Choice) -> tuple[FinishReason, str] | None:
         """Whether an answer ends with the token it has just got: why, and in words."""
@@ -256,11 +303,24 @@ class Engine:
             reason, detail = "error", str(request.error)
         choice.finish_reason, choice.finish_detail = reason, detail
         self.scheduler.finish(choice.sequence)
+        self._emit(request, choice, token, text, logprob)
         if all(each.finish_reason for each in request.choices):
-            request.finish_reason = request.choices[0].finish_reason
-            self._counters.preemptions += request.preemptions
-            del self._requests[request.id]
-        self._outputs.append(Output(request, choice.index, token, text, logprob, reason))
+            self._leave(request)
+
+    def _emit(
+        self, request: Request, choice: Choice, token: int | None, text: str, logprob: TokenLogprob | None
+    ) -> None:
+        outputs = choice.withheld if request.params.withholds else self._outputs
+        outputs.append(Output(request, choice.index, token, text, logprob, choice.finish_reason))
+
+    def _leave(self, request: Request) -> None:
+        """A request is over."""
+        if request.params.withholds:
+            request.give_best()
+            self._outputs += [output for choice in request.choices for output in choice.withheld]
+        request.finish_reason = request.choices[0].finish_reason
+        self._counters.preemptions += request.preemptions
+        del self._requests[request.id]
 
     def _leave_aborted(self) -> None:
         while self._aborted:
@@ -268,13 +328,51 @@ class Engine:
             if request is not None:
                 self._end(request, "cancelled", "by the caller")
 
-    def _check_length(self, prompt: Tokens[int], params: SamplingParams) -> None:
-        context, wanted = self.config.context, params.max_tokens or 1
+    def _new_request(
+        self,
+        prompt: Tokens[int],
+        params: SamplingParams,
+        new_decoder: Callable[[], TextDecoder] | None,
+        priority: int,
+    ) -> Request:
+        id = next(self._ids)
+        seed = int.from_bytes(os.urandom(6), "little") if params.seed is None else params.seed
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
+        choices = [
+            Choice(
+                index,
+                Sequence.of_prompt(id, prompt, index=index, priority=priority),
+                new_decoder() if new_decoder else None,
+                StopMatcher(params.stop),
+                new_draw(params, seed, index),
+            )
+            for index in range(params.drawn)
+        ]
+        return Request(
+            id=id,
+            params=params,
+            seed=seed,
+            priority=priority,
+            prompt=array("i", prompt),
+            choices=choices,
+            arrived=time.perf_counter(),
+            stop_ids=stop_ids,
+            banned=array("i", sorted(stop_ids)),
+        )
+
+    def _queue(self, request: Request) -> Request:
+        self._requests[request.id] = request
+        self.scheduler.add(request.choices[0].sequence)
+        return request
+
+    def _check_length(self, prompt: Tokens[int], params: SamplingParams | None) -> None:
+        """`params` None: no token is asked for."""
+        context, asked = self.config.context, params.max_tokens if params else 0
         if not prompt:
             raise LocalInferError("the prompt is empty: there is no token to continue from")
-        if len(prompt) + wanted > context:
-            asked = f" and {params.max_tokens} more are asked for" if params.max_tokens else ""
+        if len(prompt) + (1 if asked is None else asked) > context:
+            more = f" and {asked} more are asked for" if asked else ""
             raise ContextLengthError(
-                f"the prompt has {len(prompt)} tokens{asked}, but the context holds {context}",
+                f"the prompt has {len(prompt)} tokens{more}, but the context holds {context}",
                 "shorten the prompt, lower max_tokens, or load the model with a larger context",
             )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal, NamedTuple, Protocol
 
+from localinfer.engine.pooling import Pool
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.sequence import NearMiss, Sequence
 from localinfer.engine.stop import StopMatcher
@@ -39,9 +41,15 @@ class Choice:
     decoder: TextDecoder | None
     stops: StopMatcher
     draw: Draw
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # if asked for, or needed to rank the choices
+    withheld: list[Output] = field(default_factory=list)  # until it is certain that this choice is given
     finish_reason: FinishReason | None = None
     finish_detail: str = ""  # in words: which stop string, or that the context is full
+
+    @property
+    def mean_logprob(self) -> float:
+        """What `best_of` ranks by."""
+        return sum(each.logprob for each in self.logprobs) / len(self.logprobs) if self.logprobs else -inf
 
     @property
     def generated(self) -> array[int]:
@@ -61,7 +69,11 @@ class Choice:
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, how it is to be answered, and its answers. Times are of time.perf_counter(), 0 before they come."""
+    """A prompt, how it is to be answered, and its answers. Times are of time.perf_counter(), 0 before they come.
+
+    Once it is over, `choices` are the answers given, in order; until then there may be more of them. An embedding has
+    a single choice without tokens.
+    """
 
     id: int
     params: SamplingParams
@@ -72,7 +84,12 @@ class Request:
     arrived: float
     stop_ids: frozenset[int]
     banned: array[int]  # what cannot be drawn before min_tokens
-    prompt_logprobs: list[TokenLogprob | None] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # of the prompt's tokens so far; None of the first
+    pool: Pool | None = None
+    embedding: array[float] | None = None  # float32, not normalized
+    cached: int | None = None  # prompt tokens that were found in the cache; None before the first step
+    near_miss: NearMiss | None = None  # where the prompt parted from what the cache held, if it began like that
+    dropped_preemptions: int = 0  # of what is no choice any more
     finish_reason: FinishReason | None = None  # of the first choice, once all are over
     error: Exception | None = None  # of a finish_reason "error"; what is no LocalInferError is a bug of ours
     first_step: float = 0.0
@@ -80,19 +97,18 @@ class Request:
     last_token: float = 0.0
 
     @property
-    def cached(self) -> int | None:
-        """Prompt tokens that were found in the cache; None before the first step."""
-        return self.choices[0].sequence.cached
-
-    @property
-    def near_miss(self) -> NearMiss | None:
-        """Where the prompt parted from what the cache holds, if it began like something in it."""
-        return self.choices[0].sequence.near_miss
-
-    @property
     def preemptions(self) -> int:
         """How often an answer gave its room to others and was computed again."""
-        return sum(choice.sequence.preemptions for choice in self.choices)
+        return self.dropped_preemptions + sum(choice.sequence.preemptions for choice in self.choices)
+
+    def give_best(self) -> None:
+        """Only the `params.n` choices with the largest mean log probability stay, the best first."""
+        ranked = sorted(self.choices, key=lambda choice: (-choice.mean_logprob, choice.index))
+        self.dropped_preemptions += sum(choice.sequence.preemptions for choice in ranked[self.params.n :])
+        self.choices = ranked[: self.params.n]
+        for index, choice in enumerate(self.choices):
+            choice.index = index
+            choice.withheld = [output._replace(index=index) for output in choice.withheld]
 
 
 class Output(NamedTuple):

@@ -1,15 +1,35 @@
-"""From scheduled chunks to the Batch of a step."""
+"""From scheduled chunks to the Batch of a step, and from its result to the rows of each sequence."""
 
 from __future__ import annotations
 
 from array import array
+from typing import NamedTuple
 
-from localinfer.engine.sequence import Chunk
-from localinfer.kernels.base import Batch, Executable, Logits
+from localinfer.engine.sequence import Chunk, Sequence
+from localinfer.kernels.base import Batch, Executable, Hidden, Logits
+
+
+class Rows(NamedTuple):
+    """What a step brought one sequence: `count` float32 rows of `size` numbers, of its tokens from position `first` on.
+
+    They lie at `address`, one behind the other, until the next step; `owner` keeps them there.
+    """
+
+    owner: Logits | Hidden
+
+    sequence: Sequence
+    first: int
+    count: int
+    size: int
+    address: int
+
+    def row(self, index: int) -> int:
+        """The address of a row."""
+        return self.address + 4 * self.size * index
 
 
 def batch_of_chunks(chunks: list[Chunk]) -> Batch:
-    """The Batch of a step. Wanted are the logits of the last `rows` tokens of every chunk."""
+    """The Batch of a step. Wanted are the last `rows` tokens of every chunk."""
     batch = Batch(array("i"), array("i"), array("i", [0]), array("i"), array("i", [0]), array("i"))
     for chunk in chunks:
         sequence, first, last = chunk.sequence, chunk.sequence.computed, chunk.sequence.computed + chunk.count
@@ -22,6 +42,23 @@ def batch_of_chunks(chunks: list[Chunk]) -> Batch:
     return batch
 
 
-def run_step(executable: Executable, chunks: list[Chunk]) -> Logits:
-    """Executes one step: the rows of logits that the chunks want, in order. Raises Cancelled."""
-    return executable.step(batch_of_chunks(chunks))
+def run_step(executable: Executable, chunks: list[Chunk]) -> list[Rows]:
+    """Executes one step: the rows that the chunks want, in order. Raises Cancelled.
+
+    The chunks want logits all, or all hidden states.
+    """
+    batch = batch_of_chunks(chunks)
+    owner: Logits | Hidden
+    if chunks[0].sequence.hidden:
+        owner = states = executable.hidden(batch)
+        size = states.size
+    else:
+        owner = logits = executable.step(batch)
+        size = logits.vocab_size
+    address, found = owner.address, []
+    for chunk in chunks:
+        if rows := chunk.rows:
+            first = chunk.sequence.computed + chunk.count - rows
+            found.append(Rows(owner, chunk.sequence, first, rows, size, address))
+            address += 4 * size * rows
+    return found

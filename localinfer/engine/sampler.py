@@ -22,12 +22,13 @@ class Sampler:
     def draw(
         self, logits: int, sequence: Sequence, params: SamplingParams, draw: Draw, banned: array[int] | None
     ) -> tuple[int, TokenLogprob | None]:
-        """The token at position `len(sequence.tokens)`, and its log probability if `params` asks for it.
+        """The token at position `len(sequence.tokens)`, and its log probability if `params` needs it.
 
         `draw` is what `new_draw` made; tokens in `banned` cannot be drawn.
         """
         self._look_at(sequence, params, draw, banned)
-        token, logprob, top = self._native.draw(logits, draw, params.top_logprobs if params.logprobs else None)
+        needed = params.logprobs or params.withholds
+        token, logprob, top = self._native.draw(logits, draw, params.top_logprobs if needed else None)
         return token, None if logprob is None else TokenLogprob(token, logprob, top)
 
     def logprob(self, logits: int, token: int, top: int) -> TokenLogprob:

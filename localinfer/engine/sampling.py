@@ -151,6 +151,11 @@ class SamplingParams:
         return self.best_of or self.n
 
     @property
+    def withholds(self) -> bool:
+        """Whether it is certain only at the end which answers are given."""
+        return self.drawn > self.n or self.beam_width > 0
+
+    @property
     def penalizes(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 

@@ -57,12 +57,24 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._clock = clock
         self._arrivals = itertools.count()
-        self._ranks: dict[Sequence, tuple[float, int]] = {}
+        self._ranks: dict[Sequence, tuple[float, int, int]] = {}
 
     def add(self, sequence: Sequence) -> None:
         """The sequence waits for its turn."""
-        self._ranks[sequence] = (self._clock() + AGEING_SECONDS * sequence.priority, next(self._arrivals))
+        rank = self._clock() + AGEING_SECONDS * sequence.priority
+        self._ranks[sequence] = (rank, next(self._arrivals), sequence.index)
         insort(self.waiting, sequence, key=self._ranks.__getitem__)
+
+    def fork(self, parent: Sequence, child: Sequence) -> list[tuple[int, int]]:
+        """`child` goes on from what is computed of `parent`, which runs. Its rank is next to that of its parent.
+
+        Returns the blocks to copy, from and to, before the next step. Where there is no room for it now it waits.
+        """
+        self._ranks[child] = (*self._ranks[parent][:2], child.index)
+        child.cached = parent.cached
+        copies = self.kv.fork(parent, child) if len(self.running) < self.max_sequences else None
+        insort(self.waiting if copies is None else self.running, child, key=self._ranks.__getitem__)
+        return copies or []
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence leaves, wherever it is; nothing happens if it has left."""
@@ -91,7 +103,7 @@ class Scheduler:
                 if count > 0:
                     chunks.append(Chunk(sequence, count))
                     tokens -= 0 if decodes else count
-                    rows -= max(0, chunks[-1].rows - 1)
+                    rows -= chunks[-1].more_logits
         while self.waiting and tokens > 0 and len(self.running) < self.max_sequences:
             sequence = self.waiting[0]
             if not self._admit(sequence):
@@ -100,7 +112,7 @@ class Scheduler:
             self.kv.grow(sequence, sequence.computed + count)
             chunks.append(Chunk(sequence, count))
             tokens -= count
-            rows -= max(0, chunks[-1].rows - 1)
+            rows -= chunks[-1].more_logits
         if not chunks and tokens == 0 and self.running:
             return self.schedule()  # the answers that the prompts stood back for had to give their blocks back
         if not chunks and (self.running or self.waiting):
@@ -129,7 +141,7 @@ class Scheduler:
     def _piece(self, sequence: Sequence, tokens: int, rows: int) -> int:
         """The tokens of a prompt's next piece: at most `tokens`, and with at most `rows` + 1 rows of logits."""
         count = min(sequence.remaining, self.chunk, tokens)
-        if sequence.rows_from is not None:
+        if sequence.rows_from is not None and not sequence.hidden:
             count = min(count, max(0, sequence.rows_from - sequence.computed) + rows + 1)
         return count
 

@@ -23,7 +23,11 @@ class Sequence:
     `tokens` are the prompt and what was generated. Keys and values of the first `computed` tokens are committed to
     the cache; position p lies in `blocks[p // block_size]`. `cached` counts the prompt tokens whose keys and values
     were found in the cache when the sequence was first admitted. `id` is its request's, `index` tells the sequences
-    of one request apart. Logits are wanted of every token from position `rows_from` on (None: of the last alone).
+    of one request apart.
+
+    Rows, of logits or if `hidden` of hidden states, are wanted of every token from position `rows_from` on (None: of
+    the last alone), so that these are computed even if the cache holds them. What is `hidden` is an embedding: it
+    neither takes anything from the cache nor leaves anything there.
     """
 
     id: int
@@ -38,6 +42,7 @@ class Sequence:
     near_miss: NearMiss | None = None
     preemptions: int = 0
     rows_from: int | None = None
+    hidden: bool = False
 
     @classmethod
     def of_prompt(cls, id: int, prompt: Tokens[int], *, index: int = 0, priority: int = 0) -> Sequence:
@@ -49,7 +54,7 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     def rows(self, count: int) -> int:
-        """Of how many of the next `count` tokens, the last of them, logits are wanted."""
+        """Of how many of the next `count` tokens, the last of them, a row is wanted."""
         first = len(self.tokens) - 1 if self.rows_from is None else self.rows_from
         return max(0, min(count, self.computed + count - first))
 
@@ -63,8 +68,13 @@ class Chunk:
 
     @property
     def rows(self) -> int:
-        """Of how many of its tokens, the last of them, logits are wanted."""
+        """Of how many of its tokens, the last of them, a row is wanted."""
         return self.sequence.rows(self.count)
+
+    @property
+    def more_logits(self) -> int:
+        """How many rows of logits it wants beyond the one that every sequence may have."""
+        return 0 if self.sequence.hidden else max(0, self.rows - 1)
 
     @property
     def finishes(self) -> bool:
