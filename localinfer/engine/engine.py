@@ -50,7 +50,11 @@ class Engine:
         if self.kv.blocks_for(config.context) > config.kv_blocks:
             raise ValueError(f"{config.kv_blocks} KV blocks do not hold a context of {config.context} tokens")
         self.scheduler = Scheduler(
-            self.kv, max_tokens=config.max_tokens, max_sequences=config.max_sequences, chunk=chunk
+            self.kv,
+            max_tokens=config.max_tokens,
+            max_sequences=config.max_sequences,
+            max_rows=config.max_rows,
+            chunk=chunk,
         )
         self._executable = executable
         self._sampler = Sampler(vocab_size)
