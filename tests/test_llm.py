@@ -254,6 +254,8 @@ def test_names_and_files_that_do_not_exist(tmp_path: Path) -> None:
         ({"threads": 2.5}, "threads is 2.5"),
         ({"kv_type": "f8"}, "kv_type is 'f8'"),
         ({"kv_type": ("f16",)}, "kv_type is"),
+        ({"kv_type": "int8,f8"}, "kv_type is 'f8'"),
+        ({"kv_type": "f16,f16,f16"}, "kv_type is 'f16,f16,f16'"),
         ({"backend": ["cpu"]}, "backend is"),
         ({"chat_template": 5}, "chat_template is 5"),
     ],

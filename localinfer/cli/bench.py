@@ -66,7 +66,7 @@ def bench(
     rounds: int,
     threads: int,
     backend_name: str,
-    kv_type: Any,
+    kv_type: str,
 ) -> dict[str, Any]:
     """Loads the model, measures, and returns what `bench --json` prints:
 
@@ -89,7 +89,7 @@ def bench(
     from localinfer.cli.progress import TerminalReport
     from localinfer.engine.load import load_model
     from localinfer.engine.memory import peak_resident
-    from localinfer.engine.plan import Wishes
+    from localinfer.engine.plan import Wishes, kv_types
     from localinfer.formats.gguf import open_gguf
     from localinfer.hub.pull import file_sha256
     from localinfer.hub.store import resolve
@@ -101,7 +101,7 @@ def bench(
     with TerminalReport() as report, open_gguf(path) as file:
         digest = file_sha256(path, report)
         start = time.perf_counter()
-        wishes = Wishes(context_needed(wanted), kv_type, kv_type, threads)
+        wishes = Wishes(context_needed(wanted), *kv_types(kv_type), threads)
         executable, backend, plan, _ = load_model(file, wishes, backend=backend_name)
         load_seconds = time.perf_counter() - start
         try:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -17,8 +17,26 @@ Threads = Annotated[
     int, typer.Option("--threads", "-t", help="Threads; 0 is one per physical (performance) core.", min=0)
 ]
 Backend = Annotated[str, typer.Option("--backend", help="auto, or one that `localinfer doctor` lists.")]
+KV_TYPES = ("f16", "bf16", "int8")
+
+
+def _kv_type(text: str) -> str:
+    types = text.split(",")
+    if len(types) > 2 or not set(types) <= set(KV_TYPES):
+        raise typer.BadParameter(
+            f"{text!r} is not one of {', '.join(KV_TYPES)}, or two of them, of keys and of values: f16,int8"
+        )
+    return text
+
+
 KvType = Annotated[
-    Literal["f16", "bf16", "int8"], typer.Option("--kv-type", help="How keys and values of earlier tokens are kept.")
+    Any,  # a text, checked by the parser
+    typer.Option(
+        "--kv-type",
+        parser=_kv_type,
+        metavar="TYPE[,TYPE]",
+        help=f"How keys and values of earlier tokens are kept: {', '.join(KV_TYPES)}, or one for each, as f16,int8.",
+    ),
 ]
 Template = Annotated[
     str, typer.Option("--template", help="A jinja2 file to use as the chat template.", show_default=False)

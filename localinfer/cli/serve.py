@@ -169,14 +169,12 @@ def plan_models(
 def _settled(path: Path, context: int | None, options: dict[str, Any]) -> dict[str, int]:
     """Context and pool of a model, by a plan made before anything is loaded."""
     from localinfer.engine.load import choose_backend
-    from localinfer.engine.plan import Wishes, make_plan
+    from localinfer.engine.plan import Wishes, kv_types, make_plan
     from localinfer.formats.gguf import open_gguf
 
-    kv_type = options["kv_type"]
     wishes = Wishes(
         context,
-        kv_type,
-        kv_type,
+        *kv_types(options["kv_type"]),
         options["threads"],
         options["max_sequences"],
         kv_tokens=options["kv_tokens"],

@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 from localinfer.engine.checks import token_ids, wrong
 from localinfer.engine.engine import Engine
 from localinfer.engine.load import chat_defaults, load, say
-from localinfer.engine.plan import CHUNK, Plan, Wishes
+from localinfer.engine.plan import CHUNK, Plan, Wishes, kv_types
 from localinfer.engine.prompt import Message, chat_prompt
 from localinfer.engine.request import FinishReason, Output, Request, TextDecoder, TokenLogprob
 from localinfer.engine.sampling import SamplingParams
@@ -186,7 +186,7 @@ class LLM:
         context: int | None = None,
         threads: int = 0,
         backend: str = "auto",
-        kv_type: KvType | tuple[KvType, KvType] = "f16",
+        kv_type: str | tuple[KvType, KvType] = "f16",
         max_sequences: int = 1,
         chunk: int = CHUNK,
         kv_tokens: int | None = None,
@@ -198,10 +198,10 @@ class LLM:
         """Loads a model file, or an installed model by name.
 
         `context` None takes what model and memory allow (engine/plan.py); `threads` 0 takes one per physical core;
-        `kv_type` is the type of the cached keys and values, or one for each; at most `max_sequences` answers are
-        computed at the same time; prompts are processed in pieces of `chunk` tokens; `kv_tokens` and `promised` are
-        as in Wishes (engine/plan.py); `chat_template` is jinja2 source to use instead of the file's. `progress` is
-        called with bytes done and bytes in all.
+        `kv_type` is the type of the cached keys and values, or one for each: "f16,int8", or a pair; at most
+        `max_sequences` answers are computed at the same time; prompts are processed in pieces of `chunk` tokens;
+        `kv_tokens` and `promised` are as in Wishes (engine/plan.py); `chat_template` is jinja2 source to use instead
+        of the file's. `progress` is called with bytes done and bytes in all.
 
         Raises FormatError, UnsupportedError or MemoryPlanError, before much is read, and LocalInferError for an
         argument that makes no sense.
@@ -213,10 +213,8 @@ class LLM:
         self.name = os.fspath(model)
         if not isinstance(backend, str):
             raise wrong("backend", backend, 'the name of a backend, or "auto"')
-        kv_types = kv_type if isinstance(kv_type, tuple) else (kv_type, kv_type)
-        if len(kv_types) != 2:
-            raise wrong("kv_type", kv_type, "a type, or a pair of types: of keys and of values")
-        wishes = Wishes(context, *kv_types, threads, max_sequences, chunk, kv_tokens=kv_tokens, promised=promised)
+        types = kv_types(kv_type)
+        wishes = Wishes(context, *types, threads, max_sequences, chunk, kv_tokens=kv_tokens, promised=promised)
         with ExitStack() as undo:  # a file that is not loaded does not stay open
             self._file = undo.enter_context(open_gguf(self.path))
             self.metadata = self._file.metadata

@@ -153,6 +153,16 @@ def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes, draft: GGUFFile 
     return plan_for(wishes, context, "what fits the memory that is free")
 
 
+def kv_types(kv_type: str | tuple[KvType, KvType]) -> tuple[KvType, KvType]:
+    """Types of keys and of values, from a pair of them, from two as in "f16,int8", or from one for both."""
+    types: object = kv_type
+    if isinstance(kv_type, str):
+        types = tuple(kv_type.split(",")) if "," in kv_type else (kv_type, kv_type)
+    if not isinstance(types, tuple) or len(types) != 2:
+        raise wrong("kv_type", kv_type, "a type, or a pair of types: of keys and of values")
+    return types  # make_plan looks at the names
+
+
 def _checked(wishes: Wishes) -> Wishes:
     """The wishes as plain integers; LocalInferError names one that is of the wrong type or out of range."""
     context, tokens = wishes.context, wishes.kv_tokens
