@@ -55,6 +55,7 @@ class Scheduler:
         self.times = times
         self.waiting: list[Sequence] = []  # both by rank
         self.running: list[Sequence] = []
+        self.parked: list[Sequence] = []  # have nothing to do for now
         self._clock = clock
         self._arrivals = itertools.count()
         self._ranks: dict[Sequence, tuple[float, int, int]] = {}
@@ -72,19 +73,33 @@ class Scheduler:
         """
         self._ranks[child] = (*self._ranks[parent][:2], child.index)
         child.cached = parent.cached
-        copies = self.kv.fork(parent, child) if len(self.running) < self.max_sequences else None
+        copies = self.kv.fork(parent, child) if parent.blocks and len(self.running) < self.max_sequences else None
         insort(self.waiting if copies is None else self.running, child, key=self._ranks.__getitem__)
         return copies or []
+
+    def park(self, sequence: Sequence) -> None:
+        """A sequence that runs waits for others of its request. It keeps its blocks until somebody needs them."""
+        self.running.remove(sequence)
+        insort(self.parked, sequence, key=self._ranks.__getitem__)
+
+    def resume(self, sequence: Sequence) -> None:
+        """A parked sequence goes on; nothing happens if it runs."""
+        if sequence not in self.parked:
+            return
+        self.parked.remove(sequence)
+        runs = bool(sequence.blocks) and len(self.running) < self.max_sequences
+        if not runs:
+            self.kv.release(sequence)
+        insort(self.running if runs else self.waiting, sequence, key=self._ranks.__getitem__)
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence leaves, wherever it is; nothing happens if it has left."""
         if self._ranks.pop(sequence, None) is None:
             return
-        if sequence in self.running:
-            self.running.remove(sequence)
-            self.kv.release(sequence)
-        else:
-            self.waiting.remove(sequence)
+        for place in (self.running, self.parked, self.waiting):
+            if sequence in place:
+                place.remove(sequence)
+        self.kv.release(sequence)
 
     def schedule(self) -> list[Chunk]:
         """The next step; empty only if there is nothing to do."""
@@ -97,7 +112,7 @@ class Scheduler:
             decodes = sequence.remaining == 1
             count = 1 if decodes else self._piece(sequence, tokens, rows)
             while not self.kv.grow(sequence, sequence.computed + count):
-                if self._preempt_last() is sequence:
+                if not self._release_parked() and self._preempt_last() is sequence:
                     break
             else:
                 if count > 0:
@@ -152,14 +167,24 @@ class Scheduler:
         """
         self.kv.admit(sequence)
         missing = self.kv.blocks_for(len(sequence.tokens)) - len(sequence.blocks)
-        if missing > self.kv.free:
-            self.kv.release(sequence)
-            return False
+        while missing > self.kv.free:
+            if not self._release_parked():
+                self.kv.release(sequence)
+                return False
         self.waiting.pop(0)
         insort(self.running, sequence, key=self._ranks.__getitem__)
         if sequence.cached is None:
             sequence.cached = sequence.computed
         return True
+
+    def _release_parked(self) -> bool:
+        """Takes the blocks of the parked sequence that is last in rank; False if none of them has any."""
+        for sequence in reversed(self.parked):
+            if sequence.blocks:
+                self.kv.release(sequence)
+                sequence.preemptions += 1
+                return True
+        return False
 
     def _preempt_last(self) -> Sequence:
         sequence = self.running.pop()
