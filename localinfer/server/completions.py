@@ -50,8 +50,6 @@ class CompletionTask(Task[CompletionRequest]):
         prompts = _prompts(fields.prompt)
         if len(prompts) * max(fields.best_of or 1, self.choices_per_prompt) > MOST_ANSWERS:
             raise invalid(f"prompt: more than {MOST_ANSWERS} answers are asked for", param="prompt")
-        if fields.stream and (fields.best_of or 1) > self.choices_per_prompt:
-            raise invalid("best_of: which answers are best is known at the end, so it cannot be streamed", "best_of")
         more: dict[str, Any] = {} if fields.best_of is None else {"best_of": fields.best_of}
         if fields.logprobs is not None:
             more |= {"logprobs": True, "top_logprobs": fields.logprobs}

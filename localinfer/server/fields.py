@@ -106,12 +106,16 @@ async def read_body(request: Request, schema: type[Schema]) -> Body[Schema]:
     if refused:
         names = ", ".join(refused)
         raise invalid(f"not supported by this server: {names}", param=refused[0], code="unsupported_parameter")
-    unknown = tuple(name for name in raw if name not in known and name not in HARMLESS and name not in REFUSED)
+    unknown = [name for name in raw if name not in known and name not in HARMLESS and name not in REFUSED]
     try:
         fields = msgspec.convert(raw, schema, str_keys=True)
     except msgspec.ValidationError as error:
         raise _naming_the_field(str(error)) from None
-    return Body(fields, raw, unknown)
+    for name in known & set(raw):
+        inner = getattr(fields, name)
+        if isinstance(inner, msgspec.Struct):
+            unknown += [f"{name}.{key}" for key in raw[name] if key not in inner.__struct_fields__]
+    return Body(fields, raw, tuple(unknown))
 
 
 async def read_json(request: Request) -> dict[str, Any]:
