@@ -56,7 +56,8 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 
 def _operation(endpoint: Endpoint, path: str, schemas: dict[Any, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {endpoint.media_type: {"schema": schemas.get(endpoint.response, {"type": "string"})}}
+    undescribed = {"type": "object" if endpoint.media_type == "application/json" else "string"}
+    content: dict[str, Any] = {endpoint.media_type: {"schema": schemas.get(endpoint.response, undescribed)}}
     if endpoint.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     operation: dict[str, Any] = {
