@@ -35,7 +35,7 @@ def engine_request(arrived: float, *generated: int, reason: str | None = "stop",
         "preemptions": 0,
         "near_miss": None,
         "params": SimpleNamespace(n=len(generated), max_tokens=None),
-        "choices": [SimpleNamespace(generated=array("i", range(n)), finish_reason=reason) for n in generated],
+        "choices": [SimpleNamespace(generated_count=n, finish_reason=reason) for n in generated],
     }
     return SimpleNamespace(**(values | changes))
 
@@ -93,10 +93,9 @@ def test_what_is_done_is_reported_once() -> None:
 
 def test_gaps_lie_between_the_steps_that_brought_tokens() -> None:
     record = RequestRecord("/v1/completions")
-    for _ in range(3):
-        record.tokens_came()
-    assert len(record.gaps) == 2
-    assert all(gap >= 0 for gap in record.gaps)
+    assert record.gaps == []
+    record.token_times.extend([1.0, 1.5, 3.0])
+    assert record.gaps == [0.5, 1.5]
 
 
 def test_the_line_names_phases_tokens_and_the_reason() -> None:
@@ -267,7 +266,7 @@ def test_metrics_have_the_names_that_scrapers_know() -> None:
     models.load(prompt_tokens=7, running=2, kv_blocks_used=1, kv_blocks_total=4)
     metrics = Metrics(models)
     record = finished(engine_request(100.0, 11), arrived=100.0)
-    record.gaps.extend([0.1] * 10)
+    record.token_times.extend(range(11))
     metrics.request(record)
     found = samples(metrics)
     expected = {

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class Answers:
         self.jobs = jobs
         self.requests: list[Request] = []  # in order of the jobs, once they are accepted
         self.started = time.perf_counter()
+        self.token_times = array("d")  # when the steps ended that brought tokens, by time.perf_counter()
         self.cancelled = False
         self._thread = thread
         self._in = False  # whether the engine has accepted the jobs
@@ -129,7 +131,9 @@ class Answers:
         self._running = 0
         self._wake()
 
-    def _push(self, output: Output) -> None:
+    def _push(self, output: Output, stepped: float) -> None:
+        if output.token is not None and self.token_times[-1:] != array("d", [stepped]):
+            self.token_times.append(stepped)
         self._outputs.append(output)
         self._wake()
 
@@ -233,12 +237,12 @@ class EngineThread:
         self._open.discard(answers)
         answers._fail(error)
 
-    def _deliver(self, outputs: list[Output], ended: set[int]) -> None:
-        """What one step brought; `ended` are the ids of the requests that were over after it."""
+    def _deliver(self, outputs: list[Output], ended: set[int], stepped: float) -> None:
+        """What one step brought, which ended at `stepped`; `ended` are the ids of requests that were over after it."""
         known = self._known
         for output in outputs:
             if (answers := known.get(output.request.id)) is not None:
-                answers._push(output)
+                answers._push(output, stepped)
         for id in ended:
             if (answers := known.pop(id, None)) is not None:
                 answers._running -= 1
@@ -271,7 +275,7 @@ class EngineThread:
                     if outputs := self.engine.step():
                         # Looked at now: the next step may end more before the loop comes to these outputs.
                         ended = {o.request.id for o in outputs if o.request.finish_reason is not None}
-                        self._tell(self._deliver, outputs, ended)
+                        self._tell(self._deliver, outputs, ended, time.perf_counter())
                 elif self._stopping:
                     return
                 else:

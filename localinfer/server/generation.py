@@ -109,6 +109,7 @@ async def generate(http: HttpRequest, kind: type[Task[Any]]) -> Response:
         record.id = task.id
         jobs = await asyncio.to_thread(task.jobs)
         answers = model.thread.submit(jobs)
+        record.token_times = answers.token_times
         await stack.enter_async_context(while_connected(http, answers))
         task.start(await answers.accepted())
         for request in task.requests:
@@ -127,7 +128,6 @@ async def _whole(task: Task[Any], answers: Answers, record: RequestRecord) -> Re
     texts: list[list[str]] = [[] for _ in range(len(task.requests) * task.choices_per_prompt)]
     while not answers.over:
         outputs = await answers.next()
-        record.tokens_came()
         for output in outputs:
             texts[task.index(output)].append(output.text)
     answer = task.whole(["".join(pieces) for pieces in texts])
@@ -141,7 +141,6 @@ async def _events(
     try:
         while True:
             if outputs:
-                record.tokens_came()
                 if data := task.events(outputs):
                     yield data
             else:

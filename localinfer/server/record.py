@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class RequestRecord:
         record = RequestRecord("/v1/chat/completions", client, report)
         record.model = model.name              # once it is found: it becomes a label, so never the client's own text
         record.add(request, llm.tokenizer)     # each request handed to the engine (one per prompt or input)
-        record.tokens_came()                   # each time the engine has brought tokens of it
+        record.token_times = answers.token_times
         record.done()                          # or done(400, "the prompt is empty"), or done(CLIENT_LEFT)
 
     Times are those of time.perf_counter(), in seconds. With several engine requests the first step and the first token
@@ -50,23 +51,15 @@ class RequestRecord:
     ended: float = 0.0
     status: int = 0
     error: str = ""  # in words, for a person; may quote the client
-    gaps: array[float] = field(default_factory=lambda: array("d"))  # seconds between steps that brought tokens
+    token_times: array[float] = field(default_factory=lambda: array("d"))  # when steps brought tokens of it
     requests: list[Request] = field(default_factory=list)
     near_miss: NearMiss | None = None
     _tokenizer: Tokenizer | None = None
-    _latest: float = 0.0
 
     def add(self, request: Request, tokenizer: Tokenizer | None = None) -> None:
         """A request of the engine that works for this one; `tokenizer` puts a near miss into words."""
         self.requests.append(request)
         self._tokenizer = tokenizer
-
-    def tokens_came(self) -> None:
-        """Notes the time since the last tokens. Called once for all that one step brought."""
-        now = time.perf_counter()
-        if self._latest:
-            self.gaps.append(now - self._latest)
-        self._latest = now
 
     def done(self, status: int = 200, error: str = "") -> None:
         """The answer is over, well or badly. Reports it; whoever calls again changes nothing."""
@@ -79,6 +72,11 @@ class RequestRecord:
                 text = self._tokenizer.token_bytes
                 self.near_miss = NearMiss(position, text(cached), text(asked))
         self.report(self)
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between the steps that brought tokens."""
+        return [later - earlier for earlier, later in pairwise(self.token_times)]
 
     @property
     def finish_reasons(self) -> tuple[str, ...]:
@@ -103,7 +101,7 @@ class RequestRecord:
     @property
     def generated_tokens(self) -> int:
         """Drawn tokens of all answers, those that ended them included."""
-        return sum(len(choice.generated) for request in self.requests for choice in request.choices)
+        return sum(choice.generated_count for request in self.requests for choice in request.choices)
 
     @property
     def preemptions(self) -> int:
@@ -145,5 +143,5 @@ class RequestRecord:
     @property
     def tokens_per_second(self) -> float:
         """Tokens after the first of each answer, by the time they took; 0 if there are none."""
-        answers = sum(bool(len(choice.generated)) for request in self.requests for choice in request.choices)
+        answers = sum(bool(choice.generated_count) for request in self.requests for choice in request.choices)
         return (self.generated_tokens - answers) / self.decode_seconds if self.decode_seconds > 0 else 0.0
