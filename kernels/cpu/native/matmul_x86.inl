@@ -13,11 +13,13 @@
 // A vector of weights holds 4 consecutive k of 8 rows (byte 4 * row + i); w[4] are 16 k, q points at their 16
 // activations. Every kernel keeps to the chains of float operations in matmul.h.
 //
-// One to four tokens: weights are unpacked in registers, and several streams of groups are read at a time, because one
+// Few tokens: weights are unpacked in registers, and several streams of groups are read at a time, because one
 // stream does not saturate the memory bus. More tokens: 16 or 32 rows x 256 k are unpacked to a panel that stays in the
 // first-level cache while all tokens of a block pass over it.
 
-constexpr int kDirectTokens = 4;      // most tokens for which weights are unpacked in registers
+constexpr int kTileTokens = kManyRegisters ? 8 : 4; // most tokens that share one unpacking of weights in registers
+constexpr int kDirectTokens = 12;                   // most tokens for which weights are unpacked in registers
+constexpr size_t kTileWeights = 256 << 10;          // bytes of weights that several tiles of tokens read in turn
 constexpr int kFloatTokens = 6;       // most tokens in a register tile of float weights
 constexpr int kBlockTokens = 72;      // tokens that share one unpacking: whole tiles of 4 and of 6
 constexpr int kPanelSubs = 8;         // sub-blocks of 32 k in a panel
@@ -49,16 +51,56 @@ struct Rows {
     }
 };
 
+// T tokens side by side, so that a kernel for few tokens finds all that belongs to 32 k at offsets that the compiler
+// knows. One token lies so already.
+template <int T> struct TileRows {
+    const float* x; // [T, cols], `x_stride` apart
+    size_t x_stride;
+    const int8_t* q = nullptr;       // [cols / 32][T][32]
+    const float* scale = nullptr;    // [cols / 32][T][2]
+    const float* sum16 = nullptr;    // [cols / 32][T][2]
+    const float* sum32 = nullptr;    // [cols / 32][T]
+    const int32_t* offset = nullptr; // [cols / 32][T][2], where kOffsetWeights
+};
+
+// Room for the tokens of one tile, on the stack.
+constexpr size_t kTileBlocks = 512; // of 32 k
+struct TileRoom {
+    alignas(64) int8_t q[kTileBlocks * kTileTokens][32];
+    float scale[kTileBlocks * kTileTokens][2], sum16[kTileBlocks * kTileTokens][2], sum32[kTileBlocks * kTileTokens];
+    int32_t offset[kTileBlocks * kTileTokens][2];
+};
+
+template <int T> inline TileRows<T> side_by_side(const Rows& rows, int32_t blocks, TileRoom& room) {
+    if (T == 1 || !rows.q)
+        return {rows.x, rows.x_stride, rows.q, rows.scale, rows.sum16, rows.sum32, rows.offset};
+    for (int32_t b = 0; b < blocks; b++)
+        for (int t = 0; t < T; t++) {
+            const size_t to = static_cast<size_t>(b) * T + t, from = t * rows.scale_stride + 2 * b;
+            std::memcpy(room.q[to], rows.q + t * rows.q_stride + 32 * b, 32);
+            std::memcpy(room.scale[to], rows.scale + from, 8);
+            std::memcpy(room.sum16[to], rows.sum16 + from, 8);
+            room.sum32[to] = rows.sum32[t * rows.sum32_stride + b];
+            if (rows.offset)
+                std::memcpy(room.offset[to], rows.offset + t * rows.offset_stride + 2 * b, 8);
+        }
+    return {rows.x, rows.x_stride, room.q[0], room.scale[0], room.sum16[0], room.sum32, room.offset[0]};
+}
+
 // The offset of token t's group g of 16 activations, for weights that need one; else null.
 template <Weight weight>
 LI_INLINE const int32_t* offset_at(const Rows& rows, int t, size_t g) {
     return kOffsetWeights && weight == Weight::s8 ? rows.offset + t * rows.offset_stride + g : nullptr;
 }
+template <Weight weight>
+LI_INLINE const int32_t* tile_offset(const int32_t* offset, size_t group) {
+    return kOffsetWeights && weight == Weight::s8 ? offset + group : nullptr;
+}
 
-// Keeps the compiler from sharing loads (broadcast activations) across this point, which costs it more registers than
-// there are.
-LI_INLINE void forget_loads() {
-    if constexpr (!kManyRegisters)
+// Keeps the compiler from sharing loads (broadcast activations of T tokens) across this point, which costs it more
+// registers than there are.
+template <int T> LI_INLINE void forget_loads() {
+    if constexpr (!kManyRegisters || T > 2)
         asm volatile("" ::: "memory");
 }
 
@@ -181,36 +223,49 @@ LI_INLINE __m256 signed_scale(const int8_t* p) {
 
 // ---- few tokens: G groups that lie apart, weights unpacked in registers; acc[g][t] are 8 rows
 
+// Asks for `Bytes` that come some way behind a block of weights: with several tokens per block, a core asks too seldom by
+// itself. Addresses past the end are harmless.
+template <size_t Bytes> LI_INLINE void prefetch_ahead(const void* block) {
+    constexpr size_t kAhead = 2048;
+#pragma GCC unroll 8
+    for (size_t i = 0; i < Bytes; i += 64)
+        _mm_prefetch(static_cast<const char*>(block) + kAhead + i, _MM_HINT_T0);
+}
+
 template <class Format, int G, int T>
-LI_INLINE void direct_simple(const uint8_t* const (&data)[G], int32_t blocks, const Rows& rows,
+LI_INLINE void direct_simple(const uint8_t* const (&data)[G], int32_t blocks, const TileRows<T>& rows,
                              __m256 (*acc)[T]) {
     using Block = typename Format::Block;
     for (int32_t b = 0; b < blocks; b++) {
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
             const Block& block = reinterpret_cast<const Block*>(data[g])[b];
+            if constexpr (T > 1)
+                prefetch_ahead<sizeof(Block)>(&block);
             __m256i w[8];
             Format::unpack(block, w);
             const __m256 d = load_halves(block.d), m = Format::min(block, d);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int t = 0; t < T; t++) {
-                const int8_t* q = rows.q + t * rows.q_stride + 32 * b;
-                const float* scale = rows.scale + t * rows.scale_stride + 2 * b;
-                const __m256 low = dot<Format::kWeight>(w, q, offset_at<Format::kWeight>(rows, t, 2 * b));
-                const __m256 high = dot<Format::kWeight>(w + 4, q + 16, offset_at<Format::kWeight>(rows, t, 2 * b + 1));
+                const size_t at = static_cast<size_t>(b) * T + t;
+                const int8_t* q = rows.q + 32 * at;
+                const float* scale = rows.scale + 2 * at;
+                const __m256 low = dot<Format::kWeight>(w, q, tile_offset<Format::kWeight>(rows.offset, 2 * at));
+                const __m256 high =
+                    dot<Format::kWeight>(w + 4, q + 16, tile_offset<Format::kWeight>(rows.offset, 2 * at + 1));
                 const __m256 sum = _mm256_fmadd_ps(high, broadcast(scale + 1), _mm256_mul_ps(low, broadcast(scale)));
                 __m256 total = _mm256_fmadd_ps(d, sum, acc[g][t]);
                 if constexpr (Format::kMin)
-                    total = _mm256_fmadd_ps(m, broadcast(rows.sum32 + t * rows.sum32_stride + b), total);
+                    total = _mm256_fmadd_ps(m, broadcast(rows.sum32 + at), total);
                 acc[g][t] = total;
             }
-            forget_loads();
+            forget_loads<T>();
         }
     }
 }
 
 template <class Format, int G, int T>
-LI_INLINE void direct_k(const uint8_t* const (&data)[G], int32_t blocks, const Rows& rows,
+LI_INLINE void direct_k(const uint8_t* const (&data)[G], int32_t blocks, const TileRows<T>& rows,
                         __m256 (*acc)[T]) {
     using Block = typename Format::Block;
     for (int32_t b = 0; b < blocks; b++) {
@@ -221,7 +276,7 @@ LI_INLINE void direct_k(const uint8_t* const (&data)[G], int32_t blocks, const R
         for (int g = 0; g < G; g++) {
             block[g] = reinterpret_cast<const Block*>(data[g]) + b;
             scales[g] = KScales::decode(block[g]->scales);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int t = 0; t < T; t++)
                 sum[g][t] = mins[g][t] = _mm256_setzero_ps();
         }
@@ -229,26 +284,28 @@ LI_INLINE void direct_k(const uint8_t* const (&data)[G], int32_t blocks, const R
         for (int j = 0; j < 8; j++) {
 #pragma GCC unroll 4
             for (int g = 0; g < G; g++) {
+                if constexpr (T > 1)
+                    prefetch_ahead<sizeof(Block) / 8>(block[g]->sub + j);
                 __m256i w[8];
                 Format::unpack(*block[g], j, w);
                 const Scale scale = KScales::scale_of(scales[g], j);
                 const __m256 min = KScales::min_of(scales[g], j);
 #pragma GCC unroll 8
                 for (int t = 0; t < T; t++) {
-                    const int8_t* q = rows.q + t * rows.q_stride + 256 * b + 32 * j;
-                    const float* a = rows.scale + t * rows.scale_stride + 16 * b + 2 * j;
+                    const size_t at = (8 * static_cast<size_t>(b) + j) * T + t;
+                    const int8_t* q = rows.q + 32 * at;
+                    const float* a = rows.scale + 2 * at;
                     __m256 s = _mm256_fmadd_ps(dot_scaled<Format::kWeight>(w, q, scale), broadcast(a), sum[g][t]);
                     sum[g][t] = _mm256_fmadd_ps(dot_scaled<Format::kWeight>(w + 4, q + 16, scale), broadcast(a + 1), s);
-                    const float* sum32 = rows.sum32 + t * rows.sum32_stride + 8 * b + j;
-                    mins[g][t] = _mm256_fmadd_ps(min, broadcast(sum32), mins[g][t]);
+                    mins[g][t] = _mm256_fmadd_ps(min, broadcast(rows.sum32 + at), mins[g][t]);
                 }
-                forget_loads();
+                forget_loads<T>();
             }
         }
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
             const __m256 d = load_halves(block[g]->d), m = load_halves(block[g]->m);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int t = 0; t < T; t++)
                 acc[g][t] = _mm256_fnmadd_ps(m, mins[g][t], _mm256_fmadd_ps(d, sum[g][t], acc[g][t]));
         }
@@ -256,7 +313,7 @@ LI_INLINE void direct_k(const uint8_t* const (&data)[G], int32_t blocks, const R
 }
 
 template <int G, int T>
-LI_INLINE void direct_q6_k(const uint8_t* const (&data)[G], int32_t blocks, const Rows& rows,
+LI_INLINE void direct_q6_k(const uint8_t* const (&data)[G], int32_t blocks, const TileRows<T>& rows,
                            __m256 (*acc)[T]) {
     for (int32_t b = 0; b < blocks; b++) {
         const PackedQ6_K* block[G];
@@ -264,7 +321,7 @@ LI_INLINE void direct_q6_k(const uint8_t* const (&data)[G], int32_t blocks, cons
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
             block[g] = reinterpret_cast<const PackedQ6_K*>(data[g]) + b;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int t = 0; t < T; t++)
                 sum[g][t] = offset[g][t] = _mm256_setzero_ps();
         }
@@ -272,6 +329,8 @@ LI_INLINE void direct_q6_k(const uint8_t* const (&data)[G], int32_t blocks, cons
         for (int j = 0; j < 8; j++) {
 #pragma GCC unroll 4
             for (int g = 0; g < G; g++) {
+                if constexpr (T > 1)
+                    prefetch_ahead<sizeof(PackedQ6_K) / 8>(block[g]->sub + j);
                 __m256i w[8];
                 unpack_six(block[g]->sub[j].low, block[g]->sub[j].high, w);
                 const int8_t* stored = block[g]->scales[2 * j];
@@ -279,21 +338,21 @@ LI_INLINE void direct_q6_k(const uint8_t* const (&data)[G], int32_t blocks, cons
                 const Scale s0 = byte_scale(stored), s1 = byte_scale(stored + 8);
 #pragma GCC unroll 8
                 for (int t = 0; t < T; t++) {
-                    const int8_t* q = rows.q + t * rows.q_stride + 256 * b + 32 * j;
-                    const size_t at = t * rows.scale_stride + 16 * b + 2 * j;
-                    const float *a = rows.scale + at, *s16 = rows.sum16 + at;
+                    const size_t at = (8 * static_cast<size_t>(b) + j) * T + t;
+                    const int8_t* q = rows.q + 32 * at;
+                    const float *a = rows.scale + 2 * at, *s16 = rows.sum16 + 2 * at;
                     __m256 s = _mm256_fmadd_ps(dot_scaled<Weight::u6>(w, q, s0), broadcast(a), sum[g][t]);
                     sum[g][t] = _mm256_fmadd_ps(dot_scaled<Weight::u6>(w + 4, q + 16, s1), broadcast(a + 1), s);
                     __m256 v = _mm256_fmadd_ps(f0, broadcast(s16), offset[g][t]);
                     offset[g][t] = _mm256_fmadd_ps(f1, broadcast(s16 + 1), v);
                 }
-                forget_loads();
+                forget_loads<T>();
             }
         }
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
             const __m256 d = load_halves(block[g]->d), m = _mm256_mul_ps(d, _mm256_set1_ps(-32.0f));
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int t = 0; t < T; t++)
                 acc[g][t] = _mm256_fmadd_ps(m, offset[g][t], _mm256_fmadd_ps(d, sum[g][t], acc[g][t]));
         }
@@ -304,20 +363,20 @@ LI_INLINE void direct_q6_k(const uint8_t* const (&data)[G], int32_t blocks, cons
 template <class Format>
 struct Direct {
     template <int G, int T>
-    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const Rows& rows, __m256 (*acc)[T]) {
+    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const TileRows<T>& rows, __m256 (*acc)[T]) {
         direct_simple<Format, G, T>(data, cols / 32, rows, acc);
     }
 };
 template <class Format>
 struct DirectK {
     template <int G, int T>
-    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const Rows& rows, __m256 (*acc)[T]) {
+    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const TileRows<T>& rows, __m256 (*acc)[T]) {
         direct_k<Format, G, T>(data, cols / 256, rows, acc);
     }
 };
 struct DirectQ6_K {
     template <int G, int T>
-    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const Rows& rows, __m256 (*acc)[T]) {
+    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const TileRows<T>& rows, __m256 (*acc)[T]) {
         direct_q6_k<G, T>(data, cols / 256, rows, acc);
     }
 };
@@ -327,6 +386,10 @@ struct Output {
     float* y; // first token of the block
     size_t y_stride;
     const float* bias;
+
+    Output from(int token) const {
+        return {w, y + token * y_stride, y_stride, bias};
+    }
 
     // 8 rows of one token.
     LI_INLINE void store(const Output& out, int group, int token, __m256 acc) {
@@ -347,46 +410,52 @@ struct Output {
 
 // Groups `group`, `group + step`, ... (G of them) for `Tokens` tokens.
 template <class Kernel, int G, int Tokens>
-__attribute__((noinline)) void direct_groups(const Output& out, const Rows& rows, int group, int step) {
+__attribute__((noinline)) void direct_groups(const Output& out, const TileRows<Tokens>& rows, int group, int step) {
     const uint8_t* data[G];
     __m256 acc[G][Tokens];
 #pragma GCC unroll 4
     for (int g = 0; g < G; g++) {
         data[g] = out.w->data + static_cast<size_t>(group + g * step) * out.w->group_bytes;
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int t = 0; t < Tokens; t++)
             acc[g][t] = _mm256_setzero_ps();
     }
     Kernel::template run<G, Tokens>(data, out.w->cols, rows, acc);
 #pragma GCC unroll 4
     for (int g = 0; g < G; g++)
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int t = 0; t < Tokens; t++)
             Output::store(out, group + g * step, t, acc[g][t]);
 }
 
+// The tokens of one tile. Several groups that lie apart are read at a time.
 template <class Kernel, int Tokens>
-void direct_range(const Output& out, const Rows& rows, int begin, int end) {
+void direct_tile(const Output& out, const Rows& rows, int begin, int end) {
     constexpr int kStreams = Tokens == 1 ? 4 : 2;
+    TileRoom room;
+    const TileRows<Tokens> tile = side_by_side<Tokens>(rows, out.w->cols / 32, room);
     const int step = (end - begin) / kStreams;
     for (int i = 0; i < step; i++)
-        direct_groups<Kernel, kStreams, Tokens>(out, rows, begin + i, step);
+        direct_groups<Kernel, kStreams, Tokens>(out, tile, begin + i, step);
     for (int group = begin + kStreams * step; group < end; group++)
-        direct_groups<Kernel, 1, Tokens>(out, rows, group, 0);
+        direct_groups<Kernel, 1, Tokens>(out, tile, group, 0);
 }
 
+template <class Kernel, int Tokens = 1>
+void direct_tile_of(const Output& out, const Rows& rows, int begin, int end) {
+    if constexpr (Tokens < kTileTokens)
+        if (rows.count > Tokens)
+            return direct_tile_of<Kernel, Tokens + 1>(out, rows, begin, end);
+    direct_tile<Kernel, Tokens>(out, rows, begin, end);
+}
+
+// Where there are several tiles, weights come from memory once: the next tile finds them in the second-level cache.
 template <class Kernel>
 void direct_tokens(const Output& out, const Rows& rows, int begin, int end) {
-    switch (rows.count) {
-    case 1:
-        return direct_range<Kernel, 1>(out, rows, begin, end);
-    case 2:
-        return direct_range<Kernel, 2>(out, rows, begin, end);
-    case 3:
-        return direct_range<Kernel, 3>(out, rows, begin, end);
-    default:
-        return direct_range<Kernel, kDirectTokens>(out, rows, begin, end);
-    }
+    const int groups = rows.count <= kTileTokens ? end - begin : static_cast<int>(kTileWeights / out.w->group_bytes) + 1;
+    for (int first = begin; first < end; first += groups)
+        for (int t = 0; t < rows.count; t += kTileTokens)
+            direct_tile_of<Kernel>(out.from(t), rows.from(t), first, first + groups < end ? first + groups : end);
 }
 
 // ---- many tokens: kPanelRows rows x up to 256 k unpacked to a panel
@@ -580,14 +649,14 @@ struct SourceBF16 {
 template <class Source>
 struct DirectFloat {
     template <int G, int T>
-    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const Rows& rows, __m256 (*acc)[T]) {
+    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const TileRows<T>& rows, __m256 (*acc)[T]) {
         for (int32_t k = 0; k < cols; k++) {
             const size_t at = 8 * static_cast<size_t>(k);
             __m256 w[G];
 #pragma GCC unroll 4
             for (int g = 0; g < G; g++)
                 w[g] = Source::read(reinterpret_cast<const typename Source::Element*>(data[g]) + at);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
             for (int t = 0; t < T; t++) {
                 const __m256 x = broadcast(rows.x + t * rows.x_stride + k);
 #pragma GCC unroll 4
@@ -598,34 +667,23 @@ struct DirectFloat {
     }
 };
 
-// Tiles of 16 rows x up to 6 tokens over all k; the weights of 16 rows stay in the second-level cache meanwhile.
-template <class Source, int G>
+// Tiles of 16 rows x up to kFloatTokens tokens over all k; the weights of 16 rows stay in the second-level cache meanwhile.
+template <class Source, int G, int Tokens = 1>
 void float_tile(const Output& out, const Rows& rows, int group) {
-    using Kernel = DirectFloat<Source>;
-    if (rows.count >= 6)
-        direct_groups<Kernel, G, 6>(out, rows, group, 1);
-    else if (rows.count == 5)
-        direct_groups<Kernel, G, 5>(out, rows, group, 1);
-    else if (rows.count == 4)
-        direct_groups<Kernel, G, 4>(out, rows, group, 1);
-    else if (rows.count == 3)
-        direct_groups<Kernel, G, 3>(out, rows, group, 1);
-    else if (rows.count == 2)
-        direct_groups<Kernel, G, 2>(out, rows, group, 1);
-    else
-        direct_groups<Kernel, G, 1>(out, rows, group, 1);
+    if constexpr (Tokens < kFloatTokens)
+        if (rows.count > Tokens)
+            return float_tile<Source, G, Tokens + 1>(out, rows, group);
+    direct_groups<DirectFloat<Source>, G, Tokens>(out, {rows.x, rows.x_stride}, group, 1);
 }
 
 template <class Source>
 void float_tokens(const Output& out, const Rows& rows, int begin, int end) {
     for (int group = begin; group < end; group += 2)
-        for (int t = 0; t < rows.count; t += kFloatTokens) {
-            const Output to = {out.w, out.y + t * out.y_stride, out.y_stride, out.bias};
+        for (int t = 0; t < rows.count; t += kFloatTokens)
             if (group + 1 < end)
-                float_tile<Source, 2>(to, rows.from(t), group);
+                float_tile<Source, 2>(out.from(t), rows.from(t), group);
             else
-                float_tile<Source, 1>(to, rows.from(t), group);
-        }
+                float_tile<Source, 1>(out.from(t), rows.from(t), group);
 }
 
 // The other types: 8 rows x 256 k dequantized to floats for all tokens.
@@ -639,8 +697,7 @@ inline void generic_tokens(const Output& out, const Rows& rows, int begin, int e
             const int32_t count = out.w->cols - k < kPanel ? out.w->cols - k : kPanel;
             common_float_panel(*out.w, group, k, k + count, panel);
             for (int t = 0; t < rows.count; t++) {
-                Rows tile = rows.from(t);
-                tile.x += k;
+                const TileRows<1> tile = {rows.x + t * rows.x_stride + k, rows.x_stride};
                 __m256 acc[1][1] = {{_mm256_load_ps(sums[t])}};
                 DirectFloat<SourceF32>::run<1, 1>(data, count, tile, acc);
                 _mm256_store_ps(sums[t], acc[0][0]);
@@ -707,7 +764,8 @@ inline void multiply(const PackedMatrix& w, const Activations& a, int tokens, in
     const bool offsets = kOffsetWeights && w.type == kQ8_0;
     if (offsets && groups16 > kOffsetRoom)
         return matmul_portable()->multiply(w, a, tokens, group_begin, group_end, y, y_stride, bias);
-    int most = tokens <= kDirectTokens ? kDirectTokens : kBlockTokens;
+    const bool direct = tokens == 1 || (tokens <= kDirectTokens && static_cast<size_t>(w.cols) <= 32 * kTileBlocks);
+    int most = direct ? kDirectTokens : kBlockTokens;
     alignas(32) int32_t offset[kOffsetWeights ? kOffsetRoom : 1];
     if (offsets && most * groups16 > kOffsetRoom)
         most = static_cast<int>(kOffsetRoom / groups16);
@@ -722,7 +780,7 @@ inline void multiply(const PackedMatrix& w, const Activations& a, int tokens, in
             rows.offset = offset;
         }
         const Output out = {&w, y + first * y_stride, y_stride, bias};
-        (rows.count <= kDirectTokens ? kernels.direct : kernels.panel)(out, rows, group_begin, group_end);
+        (direct ? kernels.direct : kernels.panel)(out, rows, group_begin, group_end);
     }
 }
 
