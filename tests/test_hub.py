@@ -26,6 +26,8 @@ from localinfer.errors import LocalInferError
 from localinfer.hub import huggingface, package_index, store
 from localinfer.hub.catalog import CATALOG, Entry, HubFile, WheelMember, Wheels
 from localinfer.hub.folders import config_folder, models_folder
+from localinfer.hub.lock import locked
+from localinfer.hub.names import meant, near
 from localinfer.hub.pull import pull
 
 CONTENT = b"GGUF" + bytes(range(256)) * 600
@@ -92,7 +94,7 @@ def catalog(monkeypatch: pytest.MonkeyPatch, entry: Entry) -> None:
 
 
 def leftovers() -> list[str]:
-    return [p.name for p in models_folder().glob(".*") if not p.name.startswith(".lock-")]
+    return [p.name for p in models_folder().glob(".*")]
 
 
 # --- the catalog and the store -----------------------------------------------------------------------------------
@@ -139,10 +141,27 @@ def test_resolve_takes_paths_and_installed_names(tmp_path: Path, monkeypatch: py
     with pytest.raises(LocalInferError) as caught:
         store.resolve("smollm2:135m")
     assert caught.value.hint == "localinfer pull smollm2:135m"
+    with pytest.raises(LocalInferError, match=r"no file ~absent/a\.gguf"):
+        store.resolve("~absent/a.gguf")
     with pytest.raises(LocalInferError) as caught:
         store.resolve("nonsense")
     assert "installed: nothing" in caught.value.hint
     assert "smollm2:135m" in caught.value.hint
+
+
+def test_which_name_is_meant() -> None:
+    names = ["Smol:1b", "smol:2b", "llama3:8b", "plain"]
+    assert meant("SMOL:1B", names) == "Smol:1b"
+    assert meant("Llama3", names) == "llama3:8b"
+    assert meant("PLAIN", names) == "plain"
+    assert meant("llama3:70b", names) is None
+    assert meant("", names) is None
+    with pytest.raises(LocalInferError, match="smol may be one of 2 models") as caught:
+        meant("smol", names)
+    assert caught.value.hint == "say which: Smol:1b, smol:2b"
+    assert near("lama3", names) == ["llama3:8b"]
+    assert near("smoll:2b", names)[0] == "smol:2b"
+    assert near("unlike", names) == []
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "../..", "a/../../b"])
@@ -162,7 +181,9 @@ def test_list_and_remove(without_pip: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert store.installed().models == [model]
     assert (model.name, model.sha256, model.size) == ("tiny:1m", SHA256, len(CONTENT))
     assert store.resolve("tiny:1m") == model.path
-    assert store.remove("tiny:1m") > len(CONTENT)
+    removed = store.remove("Tiny")
+    assert removed.name == "tiny:1m"
+    assert removed.freed > len(CONTENT)
     assert store.installed().models == []
     assert leftovers() == []
     with pytest.raises(LocalInferError, match="not installed"):
@@ -345,6 +366,8 @@ import sys, time
 from pathlib import Path
 from localinfer.hub import package_index
 from localinfer.hub.catalog import CATALOG, Entry, WheelMember, Wheels
+from localinfer.hub.lock import locked
+from localinfer.hub.names import meant, near
 from localinfer.hub.pull import pull
 
 wheels = {WHEELS!r}
@@ -396,6 +419,46 @@ def test_an_interrupted_pull_leaves_no_model_and_the_next_works(
     assert bool(leftovers()) == (how == signal.SIGKILL), "Ctrl-C cleans up; after kill -9 the next pull does"
     assert pull("tiny:1m").path.read_bytes() == CONTENT
     assert leftovers() == []
+
+
+def test_what_is_being_pulled_cannot_be_removed(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog(monkeypatch, ENTRY)
+    path = pull("tiny:1m").path
+    path.write_bytes(b"too short: it is pulled again")
+    with start_slow_pull(60) as process:
+        read_until(process, "unpacked")
+        with pytest.raises(LocalInferError, match="another process is pulling tiny:1m"):
+            store.remove("tiny:1m")
+        process.kill()
+        process.communicate(timeout=20)
+    assert path.exists()
+    assert [name for name in leftovers() if name.startswith(".lock-")], "a process that was killed cannot clean up"
+    store.remove("tiny:1m")
+    assert not [name for name in leftovers() if name.startswith(".lock-")]
+
+
+def test_a_lock_that_was_deleted_meanwhile_is_taken_anew(tmp_path: Path) -> None:
+    """Whoever waited for a lock finds its file gone; a third process would make another one and see nobody."""
+    order: list[str] = []
+    waiting = threading.Event()
+
+    def wait() -> None:
+        with locked(tmp_path / "model", waiting.set):
+            order.append("second")
+            with pytest.raises(InterruptedError), locked(tmp_path / "model", interrupt):
+                order.append("third")
+
+    def interrupt() -> None:
+        raise InterruptedError
+
+    with locked(tmp_path / "model", interrupt):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert waiting.wait(20)
+        order.append("first")
+    thread.join(20)
+    assert order == ["first", "second"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_pulls_at_once_fetch_once(index: Path) -> None:
@@ -487,7 +550,7 @@ def test_the_hub_is_asked_first(hub: FakeHub) -> None:
     assert hub.requests[-1] == "GET /storage/tiny"
     assert "Bearer secret" in hub.tokens
     assert report.steps[-1] == ("tiny.gguf", len(CONTENT), len(CONTENT))
-    assert not any("not from" in line for line in report.said)
+    assert report.said == ["tiny:1m: asking the Hugging Face hub"]
 
 
 def test_what_the_hubs_cache_has_is_not_fetched(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -536,9 +599,9 @@ def endless_redirects(hub: FakeHub) -> None:
         (another_hash, f"is another file: sha256 {'0' * 64}"),
         (wrong_bytes, "it is another file"),
         (wrong_bytes_and_no_hash, "it is another file"),
-        (broken_connection, "cannot be reached"),
+        (broken_connection, "broke off"),
         (not_found, "answers 404"),
-        (endless_redirects, "Exceeded"),
+        (endless_redirects, "cannot be reached"),
     ],
 )
 def test_what_the_hub_cannot_give_comes_from_the_index(
@@ -549,8 +612,10 @@ def test_what_the_hub_cannot_give_comes_from_the_index(
     model = pull("tiny:1m", report=report)
     assert model.path.read_bytes() == CONTENT
     assert model.source == str(WHEELS)
-    (said,) = [line for line in report.said if "not from" in line]
-    assert message in said
+    first, second = report.said
+    assert first == "tiny:1m: asking the Hugging Face hub"
+    assert message in second
+    assert second.endswith("; asking the package index")
     if spoil is another_hash:
         assert not any(r.startswith("GET") for r in hub.requests), "a file known to be another is not fetched"
 
@@ -566,7 +631,8 @@ def test_a_hub_that_never_answers_costs_seconds(hub: FakeHub, monkeypatch: pytes
         report, start = Lines(), time.monotonic()
         assert pull("tiny:1m", report=report).source == str(WHEELS)
         assert time.monotonic() - start < 5
-        assert any("cannot be reached: no answer within" in line for line in report.said)
+        said = f"tiny:1m: {os.environ['HF_ENDPOINT']} cannot be reached; asking the package index"
+        assert report.said == ["tiny:1m: asking the Hugging Face hub", said]
         for thread in threading.enumerate():
             if thread.daemon and thread is not threading.current_thread():
                 thread.join(2)
@@ -577,7 +643,10 @@ def test_an_endpoint_that_is_not_there_is_said(hub: FakeHub, monkeypatch: pytest
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     report = Lines()
     assert pull("tiny:1m", report=report).source == str(WHEELS)
-    assert any("cannot be reached" in line for line in report.said)
+    assert report.said == [
+        "tiny:1m: asking the Hugging Face hub",
+        f"tiny:1m: {endpoint.rstrip('/')} cannot be reached; asking the package index",
+    ]
 
 
 def test_offline_does_not_ask_the_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -586,6 +655,17 @@ def test_offline_does_not_ask_the_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPa
     assert pull("tiny:1m", report=report).source == str(WHEELS)
     assert hub.requests == []
     assert any("HF_HUB_OFFLINE is set" in line for line in report.said)
+
+
+def test_the_hub_itself_is_called_by_its_name(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(*arguments: object, **options: object) -> None:
+        raise OSError(-2, "Name or service not known")
+
+    monkeypatch.delenv("HF_ENDPOINT")
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", no_network)
+    report = Lines()
+    pull("tiny:1m", report=report)
+    assert report.said[1] == "tiny:1m: huggingface.co cannot be reached; asking the package index"
 
 
 def test_when_every_source_fails_each_reason_is_given(hub: FakeHub, without_pip: Path) -> None:

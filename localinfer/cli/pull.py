@@ -1,6 +1,5 @@
 """`localinfer pull NAME`"""
 
-import os
 import sys
 from typing import Annotated
 
@@ -28,20 +27,23 @@ def pull_model(name: str, *, verify: bool = False) -> None:
     note(f"{model.name} is installed: {model.path} ({size(model.size)})")
 
 
-def offer_to_pull(name: str, yes: bool, command: str) -> None:
-    """Offers to pull a model of the catalog that is not installed; `yes` does it unasked, as `command --yes` would."""
-    from localinfer.hub.store import model_file
+def offer_to_pull(name: str, yes: bool, command: str) -> str:
+    """The path, or the full name, of the model that is meant; one of the catalog that is not installed is offered.
 
-    if model_file(name) is not None or os.path.exists(name):
-        return
-    from localinfer.hub.catalog import CATALOG
+    `yes` pulls it unasked, as `command --yes` would. LocalInferError if it is declined, or if there is no such model.
+    """
+    from localinfer.hub.store import full_name, is_path, model_file
 
-    entry = CATALOG.get(name)
-    if entry is None:
-        return
+    if is_path(name):
+        return name
+    name = full_name(name)
+    if model_file(name) is None:
+        from localinfer.hub.catalog import CATALOG
 
-    if not yes and not (sys.stdin.isatty() and ask(f"{name} is not installed. Download {size(entry.size)} now?")):
-        raise LocalInferError(
-            f"{name} is not installed", f"localinfer pull {name}, or localinfer {command} {name} --yes"
-        )
-    pull_model(name)
+        question = f"{name} is not installed. Download {size(CATALOG[name].size)} now?"
+        if not yes and not (sys.stdin.isatty() and ask(question)):
+            raise LocalInferError(
+                f"{name} is not installed", f"localinfer pull {name}, or localinfer {command} {name} --yes"
+            )
+        pull_model(name)
+    return name

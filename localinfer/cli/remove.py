@@ -11,5 +11,5 @@ def command(name: Annotated[str, typer.Argument(help="An installed model.", show
     """Delete an installed model."""
     from localinfer.hub.store import remove
 
-    freed = remove(name)
-    note(f"{name} is removed: {size(freed)} freed")
+    removed = remove(name)
+    note(f"{removed.name} is removed: {size(removed.freed)} freed")

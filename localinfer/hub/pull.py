@@ -1,14 +1,13 @@
 """`pull`: from a catalog name to a checked file in the store.
 
 A pull works in a folder of its own inside the store (so the last step is a rename on one file system), under a
-lock per model that the kernel releases if the process dies; what a dead pull left behind, the next removes.
+lock per model (hub/lock.py); what a dead pull left behind, the next removes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -21,6 +20,8 @@ from typing import BinaryIO
 from localinfer.errors import LocalInferError
 from localinfer.hub import huggingface, package_index
 from localinfer.hub.catalog import CATALOG, Entry, Source, Wheels
+from localinfer.hub.lock import locked
+from localinfer.hub.names import meant, near
 from localinfer.hub.report import Report, Silent
 from localinfer.hub.store import Installed, folder_of, model_file, read_record, write_record
 
@@ -30,16 +31,22 @@ HASH_CHUNK = 1 << 20
 def pull(name: str, *, verify: bool = False, report: Report | None = None) -> Installed:
     """Installs a model of the catalog, if it is not installed yet, and returns its record.
 
-    With `verify`, an installed file is hashed again, and replaced if it is not what it was.
+    The name may be incomplete, as hub/names.py says. With `verify`, an installed file is hashed again, and replaced if
+    it is not what it was.
     """
     report = report or Silent()
-    entry = CATALOG.get(name)
-    if entry is None:
-        raise LocalInferError(f"the catalog has no model {name}", f"it has: {', '.join(CATALOG)}")
-    folder = folder_of(name)
+    full_name = meant(name, CATALOG)
+    if full_name is None:
+        if not name:
+            raise LocalInferError("the name of the model is empty", f"the catalog has: {', '.join(CATALOG)}")
+        guesses = near(name, CATALOG)
+        hint = f"did you mean {' or '.join(guesses)}?" if guesses else f"it has: {', '.join(CATALOG)}"
+        raise LocalInferError(f"the catalog has no model {name}", hint)
+    entry = CATALOG[full_name]
+    folder = folder_of(full_name)
     with _disk_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder, report):
+        with locked(folder, lambda: report.say("another process is pulling this model; waiting for it")):
             if (present := _present(entry, folder, verify, report)) is not None:
                 return present
             return _install(entry, folder, report)
@@ -99,13 +106,18 @@ def _first_good(entry: Entry, path: Path, work: Path, report: Report) -> Source:
     """Writes `path` from the first source that delivers the right bytes, and returns that source."""
     failures = []
     hints = []
+    why = ""  # it is not the source before
     for source in entry.sources:
-        report.say(f"{entry.name}: asking {source}")
+        report.say(f"{entry.name}: {why}asking {source.place}")
         try:
             _fetch(source, entry, path, work, report)
             return source
         except LocalInferError as error:
-            report.say(f"{entry.name}: not from {source}: {error.message}")
+            # Having no network is common, and needs no details unless the model cannot be had elsewhere.
+            if isinstance(error, huggingface.Unreachable):
+                why = f"{error.host} cannot be reached; "
+            else:
+                why = f"not from {source}: {error.message}; "
             failures.append(f"  {source}: {error.message}")
             hints.append(error.hint)
     raise LocalInferError(
@@ -157,18 +169,6 @@ def _check_space(entry: Entry, folder: Path) -> None:
             f"{folder} has {free / 1e6:.0f} MB free, but pulling {entry.name} takes up to {need / 1e6:.0f} MB",
             "make room, or set LOCALINFER_HOME to a folder on another disk",
         )
-
-
-@contextlib.contextmanager
-def _lock(folder: Path, report: Report) -> Iterator[None]:
-    """Holds the lock of one model; another pull of it waits here, and finds the work done."""
-    with open(folder.with_name(f".lock-{folder.name}"), "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report.say("another process is pulling this model; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextlib.contextmanager

@@ -10,11 +10,17 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from localinfer.errors import FormatError, LocalInferError
 from localinfer.hub.folders import models_folder
+from localinfer.hub.lock import locked
+from localinfer.hub.names import meant, near
+
+if TYPE_CHECKING:
+    from localinfer.hub.catalog import Entry
 
 RECORD = "record.json"
 
@@ -116,40 +122,92 @@ def resolve(name_or_path: str | os.PathLike[str]) -> Path:
     """The model file meant by a path or an installed name; LocalInferError says what there is otherwise."""
     text = os.fspath(name_or_path)
     if not text:
-        raise LocalInferError("the name of the model is empty", _alternatives())
-    path = Path(text).expanduser()
+        raise LocalInferError("the name of the model is empty", _alternatives(""))
+    path = Path(os.path.expanduser(text))
     if path.is_file():
         return path
     if path.is_dir():
         raise LocalInferError(f"{text} is a folder, not a model file", "name the .gguf file in it")
     if path.exists():
         raise LocalInferError(f"{text} is no regular file", "a model is mapped into memory: copy it to a file first")
-    if os.sep in text or text.endswith(".gguf"):
+    if is_path(text):
         raise LocalInferError(f"there is no file {text}", "check the path; `localinfer list` shows installed models")
-    if found := model_file(text):
+    name = full_name(text)
+    if found := model_file(name):
         return found
+    raise LocalInferError(f"{name} is not installed", f"localinfer pull {name}")
+
+
+def is_path(text: str) -> bool:
+    """Whether this is meant for a path, and not for the name of a model."""
+    return os.sep in text or text.endswith(".gguf") or os.path.exists(text)
+
+
+def full_name(name: str) -> str:
+    """The installed model that a person means by a name, or else the model of the catalog; see hub/names.py.
+
+    LocalInferError if there is none, or if there are several.
+    """
+    if model_file(name) is not None:
+        return name
     from localinfer.hub.catalog import CATALOG
 
-    if text in CATALOG:
-        raise LocalInferError(f"{text} is not installed", f"localinfer pull {text}")
-    raise LocalInferError(f"there is no model {text}", _alternatives())
+    found = meant(name, _installed_names()) or meant(name, CATALOG)
+    if found is None:
+        raise LocalInferError(f"there is no model {name}", _alternatives(name))
+    return found
 
 
-def remove(name: str) -> int:
-    """Deletes an installed model and returns the bytes freed. Processes that have it mapped keep their copy."""
+def catalog_entry(path: Path) -> Entry | None:
+    """The entry of the catalog that an installed file was pulled for."""
+    from localinfer.hub.catalog import CATALOG
+
+    return next((entry for entry in CATALOG.values() if path == folder_of(entry.name) / entry.file), None)
+
+
+class Removed(NamedTuple):
+    """A model that is gone, and the bytes that it took."""
+
+    name: str
+    freed: int
+
+
+def remove(name: str) -> Removed:
+    """Deletes an installed model. Processes that have it mapped keep their copy."""
     folder = folder_of(name)
     if not folder.is_dir():
-        raise LocalInferError(f"{name} is not installed", _alternatives())
-    # Renamed first: whoever looks meanwhile finds the whole model or none.
-    doomed = folder.with_name(f".removed-{folder.name}-{os.getpid()}")
-    folder.rename(doomed)
-    freed = sum(entry.stat().st_size for entry in os.scandir(doomed))
-    shutil.rmtree(doomed)
-    return freed
+        found = meant(name, _installed_names())
+        if found is None:
+            raise LocalInferError(f"{name} is not installed", f"installed: {_listed(_installed_names())}")
+        name, folder = found, folder_of(found)
+
+    def busy() -> None:
+        raise LocalInferError(f"another process is pulling {name}", "wait for it, or end it")
+
+    try:
+        with locked(folder, busy):
+            # Renamed first: whoever looks meanwhile finds the whole model or none.
+            doomed = folder.with_name(f".removed-{folder.name}-{os.getpid()}")
+            folder.rename(doomed)
+            freed = sum(entry.stat().st_size for entry in os.scandir(doomed))
+            shutil.rmtree(doomed)
+    except OSError as error:
+        raise LocalInferError(f"{error.filename or folder} cannot be removed: {error.strerror}") from error
+    return Removed(name, freed)
 
 
-def _alternatives() -> str:
+def _installed_names() -> list[str]:
+    return [model.name for model in installed().models]
+
+
+def _alternatives(name: str) -> str:
     from localinfer.hub.catalog import CATALOG
 
-    have = ", ".join(model.name for model in installed().models) or "nothing"
-    return f"installed: {have}; can be pulled: {', '.join(CATALOG)}; a path to a .gguf file works too"
+    have = _installed_names()
+    if guesses := near(name, dict.fromkeys([*have, *CATALOG])):
+        return f"did you mean {' or '.join(guesses)}? `localinfer list` shows what there is"
+    return f"installed: {_listed(have)}; can be pulled: {_listed(CATALOG)}; a path to a .gguf file works too"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "nothing"
