@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import fcntl
 import hashlib
 import io
 import json
@@ -11,8 +12,10 @@ import pty
 import select
 import signal
 import stat
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -23,7 +26,8 @@ from typing import Self
 import pytest
 
 from localinfer import LLM
-from localinfer.cli.chat_session import Session
+from localinfer.cli.chat_params import CHAT_PARAMS
+from localinfer.cli.chat_session import ALIASES, HELP, Session
 from localinfer.cli.conversation import Conversation, last_path, load
 from localinfer.cli.interrupt import interrupt_calls, interrupt_ends
 from localinfer.cli.messages import MessageReader
@@ -78,6 +82,7 @@ def test_a_conversation_survives_its_file(tmp_path: Path) -> None:
     said.messages.append({"role": "user", "content": 'multi\nline "quoted" 🙂'})
     said.messages.append({"role": "assistant", "content": "\x1b[31m answer", "tokens": [5, 0, 2**40]})
     path = tmp_path / "folder" / "talk.json"
+    path.parent.mkdir()
     said.save(path, "a model")
     assert load(path) == said
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -88,29 +93,71 @@ def test_a_conversation_survives_its_file(tmp_path: Path) -> None:
     assert load(path).with_system()[0] == {"role": "system", "content": "Be brief."}
 
 
-def test_saving_spares_files_that_are_no_conversations(tmp_path: Path) -> None:
+def test_saving_makes_no_folders(tmp_path: Path) -> None:
+    path = tmp_path / "absent" / "deeper" / "talk.json"
+    with pytest.raises(LocalInferError, match=r"there is no folder .*deeper") as caught:
+        Conversation().save(path, "a model")
+    assert "mkdir" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+    Conversation().save(path, "a model", overwrite=True)  # where every chat keeps its own
+    assert path.exists()
+    with pytest.raises(LocalInferError, match="deeper is a folder"):
+        Conversation().save(path.parent, "a model")
+    with pytest.raises(LocalInferError, match="cannot be written: File name too long"):
+        Conversation().save(tmp_path / ("x" * 300), "a model")
+
+
+def test_saving_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("precious")
     with pytest.raises(LocalInferError, match="no saved conversation"):
         Conversation().save(path, "a model")
     assert path.read_text() == "precious"
-    with pytest.raises(LocalInferError, match="cannot be written"):
+    with pytest.raises(LocalInferError, match="there is no folder"):
         Conversation().save(path / "under a file", "a model")
+    path.unlink()
+    one, more, other = ({"role": "user", "content": text} for text in ("one", "more", "other"))
+    Conversation("system", [one]).save(path, "a model")
+    longer = Conversation("system", [one, more])
+    longer.save(path, "a model")
+    for shorter in (Conversation("system", [one]), Conversation("", [one, more]), Conversation("system", [one, other])):
+        with pytest.raises(LocalInferError, match="holds another conversation") as caught:
+            shorter.save(path, "a model")
+        assert "choose another name" in caught.value.hint
+        assert load(path) == longer
+    assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["notes.txt"]
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"\xff", b"[]", b"{}", b'{"messages": 3}', b'{"messages": [{"role": "user"}]}', b"[" * 100_000,
-     b'{"messages": [{"role": "boss", "content": "x"}]}', b'{"messages": [{"role": "user", "content": 5}]}',
-     b'{"messages": ["user"]}', b'{"messages": [{"role": "user", "content": "x", "tokens": [1.5]}]}'],
-)  # fmt: skip
-def test_loading_explains_a_wrong_file(content: bytes, tmp_path: Path) -> None:
+    ("content", "why"),
+    [
+        (b"", "it is not JSON"),
+        (b"\xff", "it is not JSON"),
+        (b"[" * 100_000, "it is not JSON"),
+        (b"[]", "it has no list of messages"),
+        (b"{}", "it has no list of messages"),
+        (b'{"messages": 3}', "it has no list of messages"),
+        (b'{"messages": ["user"]}', "message 1 is no object"),
+        (
+            b'{"messages": [{"role": "user", "content": "x"}, {"role": "boss", "content": "x"}]}',
+            "the role of message 2",
+        ),
+        (b'{"messages": [{"content": "x"}]}', "the role of message 1 is not one of system, user, assistant"),
+        (b'{"messages": [{"role": "user"}]}', "message 1 has no text"),
+        (b'{"messages": [{"role": "user", "content": 5}]}', "message 1 has no text"),
+        (b'{"messages": [{"role": "user", "content": "x", "tokens": [1.5]}]}', "the tokens of message 1 are no list"),
+    ],
+)
+def test_loading_explains_a_wrong_file(content: bytes, why: str, tmp_path: Path) -> None:
     path = tmp_path / "wrong.json"
     path.write_bytes(content)
-    with pytest.raises(FormatError, match=r"wrong\.json is no saved conversation"):
+    with pytest.raises(FormatError, match=rf"wrong\.json is no saved conversation: {why}") as caught:
         load(path)
-    with pytest.raises(LocalInferError, match="cannot be read"):
+    assert "name a file that /save has written" in caught.value.hint
+    with pytest.raises(LocalInferError, match=r"there is no file .*absent\.json"):
         load(tmp_path / "absent.json")
+    with pytest.raises(LocalInferError, match="cannot be read: Is a directory"):
+        load(tmp_path)
 
 
 def test_each_turn_processes_only_its_new_tokens(scripted: str, tmp_path: Path) -> None:
@@ -184,9 +231,10 @@ sys.exit(execute(sys.argv[1:]))
 class Terminal:
     """A pseudo-terminal with `localinfer` in it."""
 
-    def __init__(self, *arguments: str, before: str = "", folder: Path | None = None) -> None:
-        """`before` is Python that runs first."""
+    def __init__(self, *arguments: str, before: str = "", folder: Path | None = None, columns: int = 0) -> None:
+        """`before` is Python that runs first; lines are broken only on a terminal that says how wide it is."""
         self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-c", before + AT_A_TERMINAL, *arguments],
             cwd=folder,
@@ -262,7 +310,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def chat(scripted: str) -> Iterator[Terminal]:
-    with Terminal("chat", scripted, "--context", "65536") as terminal:
+    with Terminal("chat", scripted, "--context", "65536", "--no-loop-detection") as terminal:
         terminal.expect("/help for help.")
         terminal.expect("> ")
         yield terminal
@@ -306,8 +354,6 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(chat: Terminal) -> None:
 
 
 def test_ctrl_c_twice_at_the_prompt_leaves(chat: Terminal) -> None:
-    chat.send("half a mess")
-    chat.expect("half a mess")  # Ctrl-C throws keys away that were not read; readline must not wait for one of those
     chat.interrupt("Ctrl-C again")
     chat.expect("> ")
     chat.send("hi\n")
@@ -316,6 +362,39 @@ def test_ctrl_c_twice_at_the_prompt_leaves(chat: Terminal) -> None:
     chat.interrupt("Ctrl-C again")
     chat.expect("> ")
     chat.interrupt("[?2004l")  # the line editor gives the terminal back
+    assert chat.end() == 0
+
+
+def test_ctrl_c_clears_what_is_typed(chat: Terminal) -> None:
+    """And counts as no first of two, however often it does so."""
+    for text in ("half a mess", "another"):
+        chat.send(text)
+        chat.expect(text)  # Ctrl-C throws keys away that were not read
+        chat.interrupt("> ")
+    chat.send('"""\n')
+    chat.expect(". ")
+    chat.interrupt("> ")
+    chat.send("one\\\n")
+    chat.expect(". ")
+    chat.send("two")
+    chat.expect("two")
+    chat.interrupt("> ")
+    assert "Ctrl-C again" not in chat.all
+    chat.send("hi\n")
+    chat.expect("Hello, wide 🌍!")
+    chat.expect("> ")
+    assert json.loads(last_path().read_text())["messages"][0]["content"] == "hi"
+
+
+def test_ctrl_c_that_clears_comes_between_two_that_leave(chat: Terminal) -> None:
+    chat.interrupt("Ctrl-C again")
+    chat.expect("> ")
+    chat.send("typed")
+    chat.expect("typed")
+    chat.interrupt("> ")
+    chat.interrupt("Ctrl-C again")
+    chat.expect("> ")
+    chat.send("\x04")
     assert chat.end() == 0
 
 
@@ -361,37 +440,66 @@ def test_messages_of_several_lines(chat: Terminal) -> None:
 
 
 def test_the_commands(chat: Terminal, tmp_path: Path) -> None:
-    def say(text: str, answer: str) -> None:
+    def say(text: str, *answers: str) -> None:
         chat.send(f"{text}\n")
-        chat.expect(answer)
+        for answer in answers:
+            chat.expect(answer)
         chat.expect("> ")
 
     say("/help", "/params [NAME VALUE]")
+    say("/?", "/params [NAME VALUE]")
+    say("/HELP", "/params [NAME VALUE]")
     say("/stats", "there is no answer yet")
-    say("/nonsense", "there is no command /nonsense")
+    say("/nonsense", "error: there is no command /nonsense\r\nhint: /help lists them")
+    say("/parms", "there is no command /parms", "did you mean /params? /help lists them")
+    say("/system", "there is no system message")
     say("/system Be brief.", "the system message is set")
+    say("/system", "Be brief.")
     say("hi", "Hello, wide 🌍!")
     assert json.loads(last_path().read_text())["messages"][0] == {"role": "system", "content": "Be brief."}
-    say("/params temperature 0.25", "temperature          0.25")
+    say("/params temperature 0.25", "temperature          0.25  (default 0.7)")
     say("/params temperature hot", "temperature takes a number")
     say("/params temperature -1", "temperature is -1.0, but must be >= 0")
-    say("/params warmth 1", "there is no sampling parameter 'warmth'")
-    say("/params max_tokens 2", "max_tokens           2")
+    say("/params warmth 1", "there is no sampling parameter warmth")
+    say("/params max_tokens 2", "max_tokens           2  (default none)")
     say("hi", "Hello,\r\n(the answer ends here: max_tokens 2)")
-    say("/params max_tokens none", "max_tokens           None")
-    say("/params stop wide", "stop                 ('wide',)")
+    say("/params max_tokens none", "max_tokens           none\r\n")
+    say("/params stop wide", 'stop                 "wide"')
     say("hi", "Hello, \r\n")
-    say("/params stop default", "stop                 ()")
-    say("/params", "ignore_eos           False")
-    say(f"/load {tmp_path}/absent.json", "cannot be read")
-    say("/save", "a file name is missing")
+    say("/params stop default", "stop                 none\r\n")
+    say("/params", "ignore_eos           false")
+    say(f"/load {tmp_path}/absent.json", "there is no file")
+    say("/save", "a file name is missing\r\nhint: for example /save talk.json")
+    say("/load", "a file name is missing\r\nhint: for example /load talk.json")
+    say(f"/save {tmp_path}/absent/talk.json", "there is no folder")
+    say(f"/save '{tmp_path}/my talk.json'", "saved: ")
+    assert (tmp_path / "my talk.json").exists()
     say("/reset", "the conversation is forgotten")
-    say("/load last", "loaded: 6 messages")
-    say("/system", "there is no system message now")
+    say(f"/save {tmp_path}/my talk.json", "holds another conversation")
+    say("/load last", "loaded: 6 messages", "the last, by the assistant: Hello, ")
+    say("/system none", "the system message is removed")
+    chat.send("/quit\n")
+    assert chat.end() == 0
+
+
+def test_bye_leaves(chat: Terminal) -> None:
+    chat.send("/bye\n")
+    assert chat.end() == 0
+
+
+def test_lines_break_between_words_at_the_edge(scripted: str) -> None:
+    """The answers, and what is said about them; tests/test_wrap.py has the rest."""
+    with Terminal("chat", scripted, columns=10) as chat:
+        chat.expect("> ")
+        chat.send("hi\n")
+        chat.expect("Hello, \r\nwide 🌍!")
+        chat.expect("> ")
+        chat.send("/system\n")
+        chat.expect("there is \r\nno system\r\nmessage")
 
 
 def test_a_conversation_that_outgrows_the_context_is_kept(scripted: str) -> None:
-    with Terminal("chat", scripted, "--context", "64") as chat:
+    with Terminal("chat", scripted, "--context", "64", "--no-loop-detection") as chat:
         chat.expect("> ")
         chat.send("hi\n")
         chat.expect("Hello, wide 🌍!")
@@ -472,7 +580,7 @@ def test_a_chat_at_a_pipe(scripted: str) -> None:
     assert done.stdout.decode() == "Hello, wide 🌍!\n\x1b[31mred\x07\x9b1mdone\nHello, wide 🌍!\n", (
         "a pipe gets it as it is"
     )
-    assert done.stderr.decode() == "top_k                3\n"
+    assert done.stderr.decode() == "top_k                3  (default 40)\n"
     done = subprocess.run(command, input=b"hi\n/nonsense\nhi\n", capture_output=True, timeout=60)
     assert (done.returncode, done.stdout.decode()) == (1, "Hello, wide 🌍!\n"), "a script stops at the first error"
     assert b"error: there is no command /nonsense" in done.stderr
@@ -500,13 +608,73 @@ def test_a_chat_goes_on_where_nothing_can_be_saved(scripted: str, tmp_path: Path
     assert done.stderr.count(b"/load last will not find this conversation") == 1
 
 
-@pytest.mark.parametrize("field", fields(SamplingParams), ids=lambda field: field.name)
-def test_every_sampling_parameter_can_be_set(field: Field[object]) -> None:
-    session = Session(None, None, Conversation(), SamplingParams(max_tokens=2))  # type: ignore[arg-type]
+def session(params: SamplingParams) -> Session:
+    """One for commands that need no model."""
+    return Session(None, None, Conversation(), params)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("field", [f for f in fields(SamplingParams) if f.name in CHAT_PARAMS], ids=lambda f: f.name)
+def test_every_parameter_of_a_chat_can_be_set(field: Field[object]) -> None:
+    params = SamplingParams(max_tokens=2)
     text, value = {"bool": ("true", True), "float": ("0.5", 0.5), "tuple[str, ...]": ("a b", ("a b",))}.get(
         str(field.type), ("1", (1,) if "tuple" in str(field.type) else 1)
     )
-    session.run_command(f"/params {field.name} {text}")
-    assert getattr(session.params, field.name) == value
-    session.run_command(f"/params {field.name} default")
-    assert session.params == SamplingParams(max_tokens=2)
+    chat = session(params)
+    chat.run_command(f"/params {field.name} {text}")
+    assert getattr(chat.params, field.name) == value
+    chat.run_command(f"/params {field.name} default")
+    assert chat.params == params
+
+
+def test_parameters_are_shown_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(CHAT_PARAMS) <= {field.name for field in fields(SamplingParams)}
+    defaults = SamplingParams(temperature=0.7, ignore_eos=True, stop=('say "no"', "\n"), stop_token_ids=(3, 5))
+    chat = session(defaults)
+    chat.run_command("/params")
+    shown = capsys.readouterr().err
+    assert "ignore_eos           true\n" in shown
+    assert "seed                 none\n" in shown
+    assert 'stop                 "say \\"no\\"" "\\n"\n' in shown
+    for line in shown.splitlines()[:-1]:
+        chat.run_command(f"/params {line}")
+    assert chat.params == defaults
+    capsys.readouterr()
+    for typed, line in (
+        ("ignore_eos off", "ignore_eos           false  (default true)"),
+        ("--top-k=5", "top_k                5  (default 0)"),
+        ("Top-P 1", "top_p                1"),
+        ("stop = a=b", 'stop                 "a=b"  (default "say \\"no\\"" "\\n")'),
+        ("stop_token_ids 7, 8", "stop_token_ids       7 8  (default 3 5)"),
+        ("stop_token_ids none", "stop_token_ids       none  (default 3 5)"),
+        ("seed 5", "seed                 5  (default none)"),
+        ("seed NONE", "seed                 none"),
+    ):
+        chat.run_command(f"/params {typed}")
+        assert capsys.readouterr().err == line + "\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "message", "hint"),
+    [
+        ("topk 3", "there is no sampling parameter topk", "did you mean top_k"),
+        ("xyzzy 3", "there is no sampling parameter xyzzy", "/params shows all of them"),
+        ("logprobs true", "logprobs has no effect in a chat", "/params shows what has"),
+        ("ignore_eos maybe", "ignore_eos takes true or false, not 'maybe'", "/params ignore_eos default resets it"),
+        ("top_k 1.5", "top_k takes a whole number, not '1.5'", "/params top_k default resets it"),
+        ("stop_token_ids 1 x", "stop_token_ids takes a whole number, not '1 x'", "/params stop_token_ids default"),
+        ('stop "\\x"', "stop takes a text, not", "/params stop default resets it"),
+    ],
+)
+def test_parameters_that_make_no_sense(typed: str, message: str, hint: str) -> None:
+    with pytest.raises(LocalInferError) as caught:
+        session(SamplingParams()).run_command(f"/params {typed}")
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_the_help_fits_a_terminal_of_80_columns() -> None:
+    assert all(len(line) < 80 for line in HELP.splitlines())
+    commands = session(SamplingParams())._commands
+    for word in [*commands, *ALIASES]:
+        assert word in HELP
+    assert set(ALIASES.values()) <= set(commands)

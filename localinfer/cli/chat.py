@@ -33,24 +33,41 @@ def command(
     are separated by newlines.
     """
     refuse_other_encodings(**{"--system": system})
-    name = model or DEFAULT_MODEL
-    offer_to_pull(name, yes, "chat")
+    if not template:
+        _refuse_base_model(model)
+    name = offer_to_pull(model or DEFAULT_MODEL, yes, "chat")
     from localinfer.cli.chat_session import Session
     from localinfer.cli.conversation import Conversation
-    from localinfer.cli.loading import load_model
+    from localinfer.cli.loading import CONVERSATION, load_model, recommended_sampling
     from localinfer.cli.messages import MessageReader
     from localinfer.hub.folders import config_folder
 
     with load_model(name, template=template, context=context, threads=threads, backend=backend, kv_type=kv_type) as llm:
         if llm.chat_template is None:
-            raise UnsupportedError(
-                f"{name} has no chat template: it continues text and does not chat",
-                f"localinfer run --raw {name} PROMPT, or give a template with --template",
-            )
-        params = llm.chat_defaults.changed(**sampling)
+            raise _no_chat(name)
+        recommended, _ = recommended_sampling(llm.chat_defaults, llm.path)
+        params = recommended.changed(**{**CONVERSATION, **sampling})
         reader = MessageReader(config_folder() / "history")
         if reader.interactive:
             aside(
                 f"{name}: context of {llm.context} tokens ({llm.plan.reason}), {llm.backend} backend. /help for help."
             )
         Session(llm, reader, Conversation(system), params).run()
+
+
+def _refuse_base_model(name: str) -> None:
+    """Before anything is downloaded."""
+    from localinfer.hub.catalog import CATALOG
+    from localinfer.hub.names import meant
+    from localinfer.hub.store import is_path
+
+    found = None if is_path(name) else meant(name, CATALOG)
+    if found is not None and not CATALOG[found].chats:
+        raise _no_chat(found)
+
+
+def _no_chat(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{name} has no chat template: it continues text and does not chat",
+        f"localinfer run --raw {name} PROMPT, or give a template with --template",
+    )

@@ -1,38 +1,38 @@
 """A chat in the terminal: messages in, streamed answers out, and the commands that begin with a slash."""
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args, get_origin, get_type_hints
 
+from localinfer.cli.chat_params import check_name, described, parsed, split_setting
 from localinfer.cli.conversation import Conversation, last_path, load
 from localinfer.cli.interrupt import interrupt_calls
-from localinfer.cli.messages import Message, MessageReader
-from localinfer.cli.output import aside, emit, error, note
+from localinfer.cli.messages import LineCleared, Message, MessageReader
+from localinfer.cli.output import Answer, aside, emit, error, note
 from localinfer.cli.statistics import context_use, rates
 from localinfer.engine.llm import LLM, Completion
 from localinfer.engine.sampling import SamplingParams
 from localinfer.errors import ContextLengthError, LocalInferError
 
 HELP = '''\
-/help                 this list
+/help                 this list; also /?
 /reset                forget the conversation, keep the system message
-/system TEXT          set the system message (none: remove it) and forget the conversation
-/params [NAME VALUE]  show the sampling parameters, or set one ("default" as the value resets it)
+/system [TEXT]        show the system message, or set it and forget the
+                      conversation; "none" removes it
+/params [NAME VALUE]  show the sampling parameters, or set one to a value or to
+                      "default"
 /stats                tokens, cache and speed of the last answer
 /save FILE            write the conversation to a file
-/load FILE            go on with a saved conversation; "/load last" is where the last chat ended
-/exit                 leave; so do Ctrl-D, and Ctrl-C twice
-A line that ends with \\ goes on in the next. """ begins and ends a message of several lines.
-Ctrl-C stops an answer.'''
+/load FILE            go on with a saved conversation; "last": where the last
+                      chat ended
+/exit                 leave; so do /quit, /bye, Ctrl-D, and Ctrl-C twice
+A line that ends with \\ goes on in the next.
+""" begins and ends a message of several lines.
+Ctrl-C stops an answer, or clears what is typed.'''
 
-# Types of sampling parameters: what a person would call them, and how to read them.
-_KINDS: dict[type, tuple[str, Callable[[str], object]]] = {
-    bool: ("true or false", lambda text: {"true": True, "false": False}[text.lower()]),
-    int: ("a whole number", int),
-    float: ("a number", float),
-    str: ("a text", str),
-}
+ALIASES = {"/?": "/help", "/quit": "/exit", "/bye": "/exit"}
+SHOWN_OF_LAST = 200  # characters of the last message that `/load` shows
 
 
 class Leave(Exception):
@@ -72,8 +72,12 @@ class Session:
                 interrupted = False
                 if message.text.strip():
                     self._take(message)
+            except LineCleared:
+                interrupted = False
+                note("")
             except KeyboardInterrupt:
                 if interrupted:
+                    note("")
                     return
                 interrupted = True
                 note("\n(Ctrl-C again, Ctrl-D or /exit to leave)")
@@ -96,11 +100,15 @@ class Session:
 
     def run_command(self, line: str) -> None:
         """Runs a line such as "/params top_k 40"; LocalInferError says what is wrong with it."""
-        word, _, rest = line.partition(" ")
+        typed, _, rest = line.partition(" ")
+        word = ALIASES.get(typed.lower(), typed.lower())
         if word not in self._commands:
-            raise LocalInferError(
-                f"there is no command {word}", '/help lists them; to send such a message, put it between """ and """'
-            )
+            from localinfer.hub.names import near
+
+            guesses = near(word, self._commands)[:2]
+            hint = f"did you mean {' or '.join(guesses)}? " if guesses else ""
+            hint += '/help lists them; to send such a message, put it between """ and """'
+            raise LocalInferError(f"there is no command {typed}", hint)
         self._commands[word](rest.strip())
 
     def answer(self, message: str) -> None:
@@ -111,17 +119,21 @@ class Session:
         except ContextLengthError as problem:
             raise ContextLengthError(
                 problem.message,
-                "the message was not added; /reset forgets the conversation, a larger --context gives more room",
+                "the message was not added; /reset forgets the conversation, a larger --context gives more room"
+                + ("; or lower max_tokens with /params" if self.params.max_tokens else ""),
             ) from problem
         with stream, interrupt_calls(stream.cancel):
+            written = Answer()
             for chunk in stream:
-                emit(chunk.text)
+                written.write(chunk.text)
         self.last = completion = stream.completion
         emit("\n")
         self.conversation.messages += [asked, completion.message]
         self._keep()
         if completion.finish_reason == "cancelled":
             note("(stopped)")
+        elif completion.finish_reason == "loop":
+            note("(the answer ends here: it repeats itself; /params loop_detection false lets it go on)")
         elif completion.finish_reason == "length":
             note(f"(the answer ends here: {completion.finish_detail})")
         if self.reader.interactive:
@@ -141,31 +153,24 @@ class Session:
         note("the conversation is forgotten")
 
     def _system(self, rest: str) -> None:
-        self.conversation.system = rest
+        if not rest:
+            note(self.conversation.system or "there is no system message")
+            return
+        self.conversation.system = "" if rest.lower() == "none" else rest
         self.conversation.messages.clear()
-        note("the system message is set, the conversation is forgotten" if rest else "there is no system message now")
+        note(f"the system message is {'set' if self.conversation.system else 'removed'}, the conversation is forgotten")
 
     def _params(self, rest: str) -> None:
-        name, _, value = rest.partition(" ")
-        if name:
-            self.params = self.params.changed(**{name: self._parsed(name, value.strip())})
-        shown = [f.name for f in fields(self.params)] if not name else [name]
-        for each in shown:
-            note(f"{each:20} {getattr(self.params, each)}")
-
-    def _parsed(self, name: str, value: str) -> object:
-        hint = get_type_hints(SamplingParams).get(name)
-        if value == "default" or hint is None:  # `changed` words the error of an unknown name
-            return getattr(self.defaults, name, None)
-        kinds = get_args(hint) or (hint,)
-        if type(None) in kinds and value.lower() == "none":
-            return None
-        kind = next(kind for kind in kinds if kind in _KINDS)
-        words, parse = _KINDS[kind]
-        try:
-            return (parse(value),) if get_origin(hint) is tuple else parse(value)
-        except (ValueError, KeyError):
-            raise LocalInferError(f"{name} takes {words}, not {value!r}", "/params shows all of them") from None
+        if not rest:
+            note(described(self.params, self.defaults))
+            note("`localinfer chat --help` says what they do")
+            return
+        name, value = split_setting(rest)
+        check_name(name)
+        if value:
+            chosen = getattr(self.defaults, name) if value.lower() == "default" else parsed(name, value)
+            self.params = self.params.changed(**{name: chosen})
+        note(described(self.params, self.defaults, (name,)))
 
     def _stats(self, rest: str) -> None:
         completion = self.last
@@ -179,21 +184,28 @@ class Session:
         note(f"context      {context_use(completion, self.llm.context)}")
 
     def _save(self, rest: str) -> None:
-        path = self._path(rest)
+        path = self._path(rest, "/save")
         self.conversation.save(path, self.llm.name)
         note(f"saved: {path}")
 
     def _load(self, rest: str) -> None:
-        path = last_path() if rest == "last" else self._path(rest)
+        path = last_path() if rest == "last" else self._path(rest, "/load")
         self.conversation = load(path)
-        note(f"loaded: {len(self.conversation.messages)} messages")
+        count = len(self.conversation.messages)
+        note(f"loaded: {count} message{'' if count == 1 else 's'}")
         if self.conversation.messages:
-            note(f"the last was: {self.conversation.messages[-1]['content']}")
+            last = self.conversation.messages[-1]
+            text = last["content"] if len(last["content"]) <= SHOWN_OF_LAST else last["content"][:SHOWN_OF_LAST] + "…"
+            note(f"the last, by the {last['role']}: {text}")
 
-    def _path(self, rest: str) -> Path:
+    def _path(self, rest: str, command: str) -> Path:
         if not rest:
-            raise LocalInferError("a file name is missing", "for example /save talk.json")
-        return Path(rest).expanduser()
+            raise LocalInferError("a file name is missing", f"for example {command} talk.json")
+        if "\0" in rest:
+            raise LocalInferError("no file name has a zero byte in it")
+        if len(rest) > 1 and rest[0] == rest[-1] and rest[0] in "\"'":
+            rest = rest[1:-1]
+        return Path(os.path.expanduser(rest))
 
     def _exit(self, rest: str) -> None:
         raise Leave

@@ -30,38 +30,59 @@ class Conversation:
     def save(self, path: Path, model: str, *, overwrite: bool = False) -> None:
         """Writes the file whole or not at all, readable by its owner only.
 
-        Without `overwrite`, a file that exists and is no saved conversation is left alone: LocalInferError.
+        Without `overwrite`, only a file is replaced that holds the beginning of this conversation, so that nothing is
+        lost, and the folder must be there; LocalInferError says which it is.
         """
-        if path.exists() and not overwrite:
-            try:
-                load(path)
-            except FormatError as error:
-                raise LocalInferError(f"{path} exists and is no saved conversation", "choose another name") from error
         lines = ",\n".join(json.dumps(message, ensure_ascii=False) for message in self.with_system())
         content = f'{{"model": {json.dumps(model, ensure_ascii=False)}, "messages": [\n{lines}\n]}}'
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if overwrite:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            else:
+                self._check_replaces_nothing(path)
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
                 file.write(content + "\n")
             draft.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 draft.unlink()
-            raise LocalInferError(f"{path} cannot be written: {error.strerror}") from error
+            raise LocalInferError(f"{path} cannot be written: {error.strerror}", "choose another place") from error
+
+    def _check_replaces_nothing(self, path: Path) -> None:
+        if path.is_dir():
+            raise LocalInferError(f"{path} is a folder", f"name a file in it: {path / 'talk.json'}")
+        if not path.exists():
+            if not path.parent.is_dir():
+                raise LocalInferError(
+                    f"there is no folder {path.parent}", "make it first (mkdir -p), or choose another place"
+                )
+            return
+        try:
+            there = load(path).with_system()
+        except LocalInferError as error:
+            raise LocalInferError(
+                f"{path} exists and is no saved conversation", "choose another name, or remove that file first"
+            ) from error
+        if there != self.with_system()[: len(there)]:
+            raise LocalInferError(
+                f"{path} holds another conversation", "choose another name, or remove that file first"
+            )
 
 
 def load(path: Path) -> Conversation:
     """Reads a saved conversation. FormatError if the file is none, LocalInferError if it cannot be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        messages = [_message(item) for item in content["messages"]]
+    except FileNotFoundError as error:
+        raise LocalInferError(f"there is no file {path}", "/load last is where the last chat ended") from error
     except OSError as error:
-        raise LocalInferError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FormatError(
-            f"{path} is no saved conversation: {error}", 'it should hold {"messages": [{"role": ..., "content": ...}]}'
-        ) from error
+        raise LocalInferError(f"{path} cannot be read: {error.strerror}", "name a file that was saved") from error
+    except (ValueError, RecursionError):  # no UTF-8, no JSON, or nested deeper than any conversation
+        raise _no_conversation(path, "it is not JSON") from None
+    if not isinstance(content, dict) or not isinstance(content.get("messages"), list):
+        raise _no_conversation(path, "it has no list of messages")
+    messages = [_message(path, number, item) for number, item in enumerate(content["messages"], 1)]
     system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
     return Conversation(system, messages)
 
@@ -71,13 +92,23 @@ def last_path() -> Path:
     return config_folder() / "last-conversation.json"
 
 
-def _message(item: Any) -> dict[str, Any]:
-    role, content, tokens = item["role"], item["content"], item.get("tokens")
-    if role not in _ROLES or not isinstance(content, str):
-        raise ValueError(f"a message has the role {role!r} and content of type {type(content).__name__}")
-    message = {"role": role, "content": content}
+def _message(path: Path, number: int, item: Any) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise _no_conversation(path, f"message {number} is no object")
+    role, content, tokens = item.get("role"), item.get("content"), item.get("tokens")
+    if role not in _ROLES:
+        raise _no_conversation(path, f"the role of message {number} is not one of {', '.join(_ROLES)}")
+    if not isinstance(content, str):
+        raise _no_conversation(path, f"message {number} has no text as its content")
     if tokens is None:
-        return message
+        return {"role": role, "content": content}
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise ValueError("the tokens of a message are no list of whole numbers")
-    return {**message, "tokens": tokens}
+        raise _no_conversation(path, f"the tokens of message {number} are no list of whole numbers")
+    return {"role": role, "content": content, "tokens": tokens}
+
+
+def _no_conversation(path: Path, why: str) -> FormatError:
+    form = '{"messages": [{"role": "user", "content": "Hello"}, ...]}'
+    return FormatError(
+        f"{path} is no saved conversation: {why}", f"name a file that /save has written, or one of this form: {form}"
+    )

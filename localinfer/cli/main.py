@@ -1,6 +1,6 @@
 """The command `localinfer`: finds the command that was asked for, runs it, and words what went wrong.
 
-Exit codes: 0 done, 1 an error that the message explains, 2 a command line that makes no sense, 130 Ctrl-C.
+EXIT_CODES, which the help shows, says how it ends.
 """
 
 import gc
@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from localinfer.cli.output import OutputError, StandardOutput, error
+from localinfer.cli.output import OutputError, ReaderLeft, StandardOutput, error
 
 if TYPE_CHECKING:
     import typer
@@ -27,7 +27,11 @@ COMMANDS = {
     "bench": "localinfer.cli.bench",
     "doctor": "localinfer.cli.doctor",
 }
-USAGE_ERROR, INTERRUPTED = 2, 130
+USAGE_ERROR, INTERRUPTED, READER_LEFT = 2, 130, 141  # the last two as a shell names the ends by SIGINT and SIGPIPE
+EXIT_CODES = (
+    f"Exit codes: 0 done; 1 an error, which the message explains; {USAGE_ERROR} a command line that makes no sense; "
+    f"{INTERRUPTED} Ctrl-C; {READER_LEFT} whoever read the output left (localinfer list | head -1)."
+)
 
 
 def main() -> NoReturn:
@@ -57,9 +61,9 @@ def execute(arguments: list[str]) -> int:
         return code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has enough
+    except ReaderLeft:
         _discard_output()
-        return 1
+        return READER_LEFT
     except OutputError as problem:
         _discard_output()
         error(problem.message)
@@ -89,7 +93,9 @@ def _open_closed_streams() -> None:
 
 def _discard_output() -> None:
     """Else Python would complain about the rest once more while it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _ask_for_report() -> None:
@@ -130,7 +136,13 @@ def build_app(wanted: str = "") -> "typer.Typer":
     import typer
 
     # Help drawn by Rich takes 0.15 s longer.
-    app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+    app = typer.Typer(
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        epilog=EXIT_CODES,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
 
     @app.callback(invoke_without_command=True)
     def localinfer(

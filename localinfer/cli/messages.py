@@ -22,6 +22,10 @@ class Message(NamedTuple):
     quoted: bool  # it stood between triple quotes, so it is never a command
 
 
+class LineCleared(Exception):
+    """Ctrl-C threw away what had been typed."""
+
+
 class MessageReader:
     """Reads messages from standard input, with line editing and a history where that is a terminal."""
 
@@ -33,7 +37,8 @@ class MessageReader:
         self._editing = self.interactive and sys.stdout.isatty() and self._set_up_editing()
 
     def read(self) -> Message:
-        """The next message. EOFError at the end of input, KeyboardInterrupt on Ctrl-C."""
+        """The next message. EOFError at the end of input; on Ctrl-C, LineCleared if something had been typed, else
+        KeyboardInterrupt."""
         line = self._line("> ")
         quoted = line.lstrip().startswith(QUOTES)
         message = self._block(line.lstrip().removeprefix(QUOTES)) if quoted else self._continued(line)
@@ -47,7 +52,7 @@ class MessageReader:
         while not line.rstrip().endswith(QUOTES):
             lines.append(line)
             try:
-                line = self._line(". ")
+                line = self._next_line()
             except EOFError:
                 return "\n".join(lines).strip("\n")
         lines.append(line.rstrip().removesuffix(QUOTES))
@@ -58,10 +63,16 @@ class MessageReader:
         while line.endswith("\\"):
             lines.append(line[:-1])
             try:
-                line = self._line(". ")
+                line = self._next_line()
             except EOFError:
                 line = ""
         return "\n".join([*lines, line])
+
+    def _next_line(self) -> str:
+        try:
+            return self._line(". ")
+        except KeyboardInterrupt:
+            raise LineCleared from None
 
     def _line(self, prompt: str) -> str:
         if not self._editing:
@@ -71,11 +82,21 @@ class MessageReader:
             if not line:
                 raise EOFError
             return line.removesuffix("\n")
-        line = input(prompt)
+        line = self._edited(prompt)
         # An editor without bracketed paste hands pasted text over line by line, the rest of it waiting.
         while self._pastes_split and select.select([sys.stdin], [], [], 0)[0]:
             line += "\n" + input()
         return line
+
+    def _edited(self, prompt: str) -> str:
+        import readline
+
+        try:
+            return input(prompt)
+        except KeyboardInterrupt:
+            if readline.get_line_buffer():
+                raise LineCleared from None
+            raise
 
     def _set_up_editing(self) -> bool:
         try:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -57,6 +57,7 @@ _SAMPLING: dict[str, tuple[Any, str]] = {
     "seed": (int | None, "Same seed, same answer."),
     "max_tokens": (int | None, "End the answer after that many tokens."),
     "stop": (list[str] | None, "End the answer before this text; may be given several times."),
+    "loop_detection": (bool | None, "End an answer that repeats itself."),
 }
 
 
@@ -76,7 +77,7 @@ def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=Annotated[kind, typer.Option(f"--{name.replace('_', '-')}", help=text, show_default=False)],
+            annotation=Annotated[kind, typer.Option(_option(name, kind), help=text, show_default=False)],
         )
         for name, (kind, text) in _SAMPLING.items()
     ]
@@ -88,6 +89,11 @@ def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_options
+
+
+def _option(name: str, kind: Any) -> str:
+    words = name.replace("_", "-")
+    return f"--{words}/--no-{words}" if bool in get_args(kind) else f"--{words}"
 
 
 def refuse_other_encodings(**texts: str) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from localinfer.cli.wrap import Wrapper
 from localinfer.errors import LocalInferError
 
 # Text from models and files may hold control characters, and a terminal obeys them. They are shown by their
@@ -20,8 +21,12 @@ class OutputError(LocalInferError):
     """Standard output cannot be written: the disk is full, or the shell closed it."""
 
 
+class ReaderLeft(Exception):
+    """Whoever reads what we write has enough of it: no failure. (Typer would end the process for an OSError.)"""
+
+
 class StandardOutput(io.TextIOWrapper):
-    """Standard output whose failures can be told from those of other files. A reader that left is no failure."""
+    """Standard output whose failures can be told from those of other files."""
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         settings = {"encoding": stream.encoding, "errors": stream.errors}
@@ -42,11 +47,9 @@ class StandardOutput(io.TextIOWrapper):
 
 
 def _explained(error: OSError) -> Exception:
-    return (
-        error
-        if isinstance(error, BrokenPipeError)
-        else OutputError(f"standard output cannot be written: {error.strerror}")
-    )
+    if isinstance(error, BrokenPipeError):
+        return ReaderLeft()
+    return OutputError(f"standard output cannot be written: {error.strerror}")
 
 
 def harmless(text: str) -> str:
@@ -58,6 +61,19 @@ def emit(text: str) -> None:
     """Data, at once: as it is to a pipe or a file, harmless to a terminal."""
     sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+class Answer:
+    """Data that comes in pieces, each written at once; a terminal gets lines that break between words."""
+
+    def __init__(self) -> None:
+        self._wrapper = Wrapper()
+
+    def write(self, text: str) -> None:
+        if sys.stdout.isatty():
+            text = self._wrapper.feed(harmless(text), _columns(sys.stdout))
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def emit_json(value: Any) -> None:
@@ -89,17 +105,17 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 def note(text: str) -> None:
     """A line about what is going on."""
-    print(harmless(text), file=sys.stderr, flush=True)
+    _say(_fitted(text, sys.stderr))
 
 
 def aside(text: str) -> None:
     """A line that matters less; dim where the terminal can."""
-    text = harmless(text)
-    print(f"\x1b[2m{text}\x1b[0m" if _styled(sys.stderr) else text, file=sys.stderr, flush=True)
+    text = _fitted(text, sys.stderr)
+    _say(f"\x1b[2m{text}\x1b[0m" if _styled(sys.stderr) else text)
 
 
 def error(message: str, hint: str = "") -> None:
-    text = f"error: {message}" + (f"\n\nhint: {hint}" if hint else "")
+    text = f"error: {message}" + (f"\nhint: {hint}" if hint else "")
     sys.stdout.flush()
     note(text)
 
@@ -121,6 +137,28 @@ def size(count: int) -> str:
             break
         value /= 1000
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        raise ReaderLeft from None
+
+
+def _fitted(text: str, stream: TextIO) -> str:
+    """The text, harmless, and in lines that fit if it is for a terminal."""
+    return Wrapper().feed(harmless(text), _columns(stream)) if stream.isatty() else harmless(text)
+
+
+def _columns(stream: TextIO) -> int:
+    """How wide a terminal is; 0 if it does not say so, or does not understand what erases a word."""
+    if os.environ.get("TERM") == "dumb":
+        return 0
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return 0
 
 
 def _styled(stream: TextIO) -> bool:

@@ -16,7 +16,8 @@ from localinfer.cli.options import (
     refuse_other_encodings,
     with_sampling,
 )
-from localinfer.cli.output import aside, emit, emit_json, note
+from localinfer.cli.output import Answer, aside, emit, emit_json, note
+from localinfer.errors import ContextLengthError, LocalInferError
 
 if TYPE_CHECKING:
     from localinfer.engine.llm import LLM, TextStream
@@ -50,7 +51,7 @@ def command(
     """Answer one prompt and exit.
 
     The prompt is the argument, or standard input, or both, the argument first. The answer goes to standard output.
-    What is not given of the sampling is as the model's file recommends, or else as in `chat`; with --raw it is greedy.
+    What is not given of the sampling is as in `chat`, and `show` tells it; with --raw it is greedy.
     """
     if special and not raw:
         raise typer.BadParameter("--special goes with --raw only: a chat template writes the special tokens itself")
@@ -60,14 +61,23 @@ def command(
     text = _read_prompt(prompt)
     from localinfer.cli.interrupt import interrupt_ends
     from localinfer.cli.loading import load_model
+    from localinfer.hub.store import full_name, is_path
 
-    llm = load_model(model, template=template, context=context, threads=threads, backend=backend, kv_type=kv_type)
+    name = model if is_path(model) or not model else full_name(model)
+    llm = load_model(name, template=template, context=context, threads=threads, backend=backend, kv_type=kv_type)
     # Nothing is lost when Ctrl-C ends the process, so it may do that at once.
     with llm, interrupt_ends():
-        stream = _start(llm, text, system, raw, special, sampling)
+        try:
+            stream = _start(llm, text, system, raw, special, sampling)
+        except ContextLengthError as problem:
+            lower = ", lower --max-tokens" if "max_tokens" in sampling else ""
+            raise ContextLengthError(
+                problem.message, f"shorten the prompt{lower}, or give a larger --context"
+            ) from problem
+        written = Answer()
         for chunk in stream:
             if not json:
-                emit(chunk.text)
+                written.write(chunk.text)
         completion = stream.completion
         if json:
             from localinfer.cli.statistics import as_data
@@ -75,7 +85,9 @@ def command(
             emit_json(as_data(completion, llm))
         elif not completion.text.endswith("\n"):
             emit("\n")
-        if completion.finish_reason == "length" and len(completion.tokens) != sampling.get("max_tokens"):
+        if completion.finish_reason == "loop":
+            note("note: the answer ends early: it repeats itself; --no-loop-detection lets it go on")
+        elif completion.finish_reason == "length" and len(completion.tokens) != sampling.get("max_tokens"):
             note(f"note: the answer ends early: {completion.finish_detail}")
         if stats:
             from localinfer.cli.statistics import context_use, rates
@@ -86,18 +98,21 @@ def command(
 
 
 def _start(llm: "LLM", text: str, system: str, raw: bool, special: bool, sampling: dict[str, Any]) -> "TextStream":
-    if raw or (llm.chat_template is None and not system):
-        if not raw:
-            note("note: the model has no chat template; it continues the prompt as it is (--raw does not say this)")
+    from localinfer.cli.loading import CONVERSATION, recommended_sampling
+
+    if raw:
+        return llm.stream(llm.tokenize(text, parse_special=special), **sampling)
+    sampling = {**CONVERSATION, **sampling}
+    if llm.chat_template is None and not system:
+        note("note: the model has no chat template; it continues the prompt as it is (--raw does not say this)")
         return llm.stream(llm.tokenize(text, parse_special=special), **sampling)
     messages = [{"role": "system", "content": system}] if system else []
-    return llm.chat([*messages, {"role": "user", "content": text}], stream=True, **sampling)
+    recommended, _ = recommended_sampling(llm.chat_defaults, llm.path)
+    return llm.chat([*messages, {"role": "user", "content": text}], recommended, stream=True, **sampling)
 
 
 def _read_prompt(argument: str) -> str:
     """The argument and standard input, which loses the newline at its end."""
-    from localinfer.errors import LocalInferError
-
     given = b""
     if sys.stdin is not None and not sys.stdin.isatty():
         if argument:

@@ -38,7 +38,11 @@ def command(
 
 
 def describe_file(file: "GGUFFile", with_program: bool = False) -> dict[str, Any]:
-    """What `show --json` prints: paths, size, metadata, tensors by type, memory plan, chat template, program."""
+    """What `show --json` prints.
+
+    paths, size, metadata, tensors by type, chat template; what a chat samples with, where there is a template; and
+    if it can be run, memory plan, context_length, program.
+    """
     from localinfer.errors import LocalInferError
     from localinfer.models import record
 
@@ -52,6 +56,8 @@ def describe_file(file: "GGUFFile", with_program: bool = False) -> dict[str, Any
     try:
         recorded = record(file.metadata, file)
         found["memory_plan"] = _plan(file)
+        if found["chat_template"]:
+            found["chat_sampling"] = _sampling(file)
         found["context_length"] = recorded.context_length
         if with_program:
             found["program"] = str(recorded).splitlines()
@@ -89,6 +95,19 @@ def _plan(file: "GGUFFile") -> dict[str, Any]:
     }
 
 
+def _sampling(file: "GGUFFile") -> dict[str, Any]:
+    """The sampling parameters of a chat that are not at their neutral values, and who recommends them."""
+    from localinfer.cli.chat_params import CHAT_PARAMS
+    from localinfer.cli.loading import recommended_sampling
+    from localinfer.engine.load import chat_defaults
+    from localinfer.engine.sampling import SamplingParams
+
+    params, source = recommended_sampling(chat_defaults(file.metadata), file.paths[0])
+    neutral = SamplingParams()
+    names = [name for name in CHAT_PARAMS if getattr(params, name) != getattr(neutral, name)]
+    return {"recommended_by": source, "parameters": {name: getattr(params, name) for name in names}}
+
+
 def _short(value: Any) -> Any:
     """A metadata value that JSON can hold; long arrays (vocabularies) are told by their size and kind."""
     from localinfer.formats.metadata import describe
@@ -113,6 +132,12 @@ def _print(found: dict[str, Any]) -> None:
         [(row["type"], row["tensors"], row["weights"], row["bytes"], size(row["bytes"])) for row in found["tensors"]],
     )
     emit(f"\nchat template: {'yes' if found['chat_template'] else 'no: it completes text, and does not chat'}\n")
+    if "chat_sampling" in found:
+        from localinfer.cli.chat_params import in_words
+
+        sampling = found["chat_sampling"]
+        listed = ", ".join(f"{name} {in_words(value)}" for name, value in sampling["parameters"].items())
+        emit(f"chat sampling: {listed} (recommended by {sampling['recommended_by']})\n")
     if "not_runnable" in found:
         emit(f"cannot be run: {found['not_runnable']}\n")
         return
