@@ -248,7 +248,7 @@ bool Model::load_weights() {
     progress = 0;
     const bool ran = pool_.run(
         limits_.threads,
-        [](void* context, int thread) {
+        [](void* context, int thread, int) {
             Job& work = *static_cast<Job*>(context);
             Model& model = *work.model;
             for (size_t u; (u = work.next.fetch_add(1)) < work.units.size() && !work.failed && !model.cancel;) {

@@ -19,6 +19,10 @@ inline void pause_briefly() {
 #endif
 }
 
+int64_t nanoseconds() {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 // How often a thread looks whether the others have arrived before it sleeps: some tens of microseconds, which is more
 // than work is ever uneven by while every thread has a core. Behind that somebody has lost one, and sleeping
 // gives him ours, which yielding does not: that only passes it round among programs that want this very core.
@@ -26,7 +30,7 @@ constexpr int kLooks = 2000;
 
 // How long an idle thread spins before it sleeps. Longer than the gap between two steps of a decode (sampling and
 // detokenizing one token), so that a running answer never pays for waking threads.
-constexpr auto kSpinWhenIdle = std::chrono::microseconds(300);
+constexpr int64_t kSpinWhenIdle = 300000; // nanoseconds
 
 } // namespace
 
@@ -82,30 +86,34 @@ void Pool::give_job(Seat& seat) {
     seat.idle.wake();
 }
 
-bool Pool::run(int threads, void (*job)(void*, int), void* context, const std::atomic<bool>& cancel) {
+bool Pool::run(int most, Job job, void* context, const std::atomic<bool>& cancel) {
     Turn turn(*this, cancel);
     if (turn.cancelled()) return false;
+    const int64_t begin = nanoseconds();
+    const int threads = crowding_.choose(most, begin);
     job_ = job;
     context_ = context;
     threads_ = threads;
     unfinished_.store(threads - 1, std::memory_order_relaxed);
     for (int t = 0; t < threads; t++) seats_[size_t(t)]->arrived.store(0, std::memory_order_relaxed);
     for (int t = 1; t < threads; t++) give_job(*seats_[size_t(t)]);
-    job(context, 0);
+    job(context, 0, threads);
     wait_for_others([this] { return unfinished_.load() == 0; });
+    const int64_t end = nanoseconds();
+    crowding_.report(threads, end - begin, slept_.exchange(0), end);
     return true;
 }
 
 void Pool::work(Seat& seat, int thread) {
     for (unsigned done = 0;; done++) {
         auto given = [&] { return seat.jobs.load() != done; };
-        auto sleep_at = std::chrono::steady_clock::now() + kSpinWhenIdle;
+        const int64_t sleep_at = nanoseconds() + kSpinWhenIdle;
         for (int i = 1; !given(); i++) {
             pause_briefly();
-            if (i % 64 == 0 && std::chrono::steady_clock::now() > sleep_at) seat.idle.sleep_until(given);
+            if (i % 64 == 0 && nanoseconds() > sleep_at) seat.idle.sleep_until(given);
         }
         if (seat.leave) return;
-        job_(context_, thread);
+        job_(context_, thread, threads_);
         if (unfinished_.fetch_sub(1) == 1) meeting_.wake();
     }
 }
@@ -128,7 +136,9 @@ template <class Condition> void Pool::wait_for_others(Condition holds) {
         if (holds()) return;
         pause_briefly();
     }
+    const int64_t begin = nanoseconds();
     meeting_.sleep_until(holds);
+    slept_.fetch_add(nanoseconds() - begin, std::memory_order_relaxed);
 }
 
 } // namespace li

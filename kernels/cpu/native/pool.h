@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "crowding.h"
+
 namespace li {
 
 // Where threads sleep until a condition over atomics holds. Whoever makes it hold calls `wake`, which costs one load
@@ -45,10 +47,12 @@ public:
     // Starts threads until a job can have so many. Throws, and starts none, if the system refuses.
     void grow(int threads);
 
-    // Runs job(context, thread) for thread 0 … threads - 1, the caller being thread 0, and returns when all are done.
-    // Jobs of several callers run one after the other, first come, first served. False, and nothing has run, if
-    // `cancel` became true before the caller's turn.
-    bool run(int threads, void (*job)(void*, int), void* context, const std::atomic<bool>& cancel);
+    // Runs job(context, thread, threads) for thread 0 … threads - 1, the caller being thread 0, and returns when all are
+    // done. `threads` is at most `most`, less where other programs keep cores busy. Jobs of several callers run one
+    // after the other, first come, first served. False, and nothing has run, if `cancel` became true before the
+    // caller's turn.
+    using Job = void (*)(void*, int, int);
+    bool run(int most, Job job, void* context, const std::atomic<bool>& cancel);
 
     // Makes callers that wait for their turn look at `cancel`.
     void interrupt();
@@ -77,9 +81,11 @@ private:
     std::vector<const Turn*> queue_; // callers; the first one has its turn
 
     std::vector<std::unique_ptr<Seat>> seats_;
-    void (*job_)(void*, int) = nullptr;
+    Job job_ = nullptr;
     void* context_ = nullptr;
     int threads_ = 1; // of the job
+    Crowding crowding_;
+    std::atomic<int64_t> slept_{0}; // nanoseconds, all threads of the job together
     alignas(128) std::atomic<int> unfinished_{0};
     alignas(128) Parking meeting_; // threads of the job that wait for others
 };

@@ -10,8 +10,8 @@ namespace li {
 // One thread's view of a running step.
 class Step {
 public:
-    Step(Model& model, const BatchView& batch, int thread)
-        : m_(model), batch_(batch), thread_(thread), threads_(model.limits_.threads), single_(batch.tokens == 1),
+    Step(Model& model, const BatchView& batch, int thread, int threads)
+        : m_(model), batch_(batch), thread_(thread), threads_(threads), single_(batch.tokens == 1),
           state_(model.threads_[size_t(thread)]), vector_(*model.isa_.vector), matmul_(*model.isa_.matmul) {}
 
     void run() { run_ops(0, m_.ops_.size()); }
@@ -447,9 +447,9 @@ Model::Outcome Model::run(const BatchView& batch, bool hidden) {
         const BatchView* batch;
         bool hidden;
     } job{this, &batch, hidden};
-    const bool ran = pool_.run(limits_.threads, [](void* context, int thread) {
+    const bool ran = pool_.run(limits_.threads, [](void* context, int thread, int threads) {
         Job& work = *static_cast<Job*>(context);
-        Step step(*work.model, *work.batch, thread);
+        Step step(*work.model, *work.batch, thread, threads);
         if (work.hidden)
             step.run_hidden();
         else
