@@ -58,8 +58,10 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 def _operation(endpoint: Endpoint, path: str, schemas: dict[Any, Any]) -> dict[str, Any]:
     undescribed = {"type": "object" if endpoint.media_type == "application/json" else "string"}
     content: dict[str, Any] = {endpoint.media_type: {"schema": schemas.get(endpoint.response, undescribed)}}
+    about = "The answer"
     if endpoint.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
+        about += "; with `stream`, events with a chunk of it each, `data: {...}`, and `data: [DONE]` at its end"
     operation: dict[str, Any] = {
         "operationId": f"{endpoint.handler.__module__.rpartition('.')[2]}_{endpoint.handler.__name__}",
         "summary": endpoint.summary,
@@ -68,7 +70,7 @@ def _operation(endpoint: Endpoint, path: str, schemas: dict[Any, Any]) -> dict[s
             *({"name": name, "in": "query", "description": about, **_STRING} for name, about in endpoint.query),
         ],
         "responses": {
-            "200": {"description": "The answer", "content": content},
+            "200": {"description": about, "content": content},
             "default": {
                 "description": "What went wrong",
                 "content": {"application/json": {"schema": schemas[ErrorBody]}},
