@@ -61,16 +61,18 @@ class Weights:
         assert self.group_bytes - 64 < 8 * raw.shape[1] <= self.group_bytes
         self.groups = (self.rows + 7) // 8
         self.packed = aligned(self.groups * self.group_bytes)
-        LIBRARY.li_matmul_pack(
+        done = LIBRARY.li_matmul_pack(
             self.isa, self.type.id, pointer(raw), ctypes.c_size_t(raw.shape[1]), self.rows, cols, pointer(self.packed)
         )
+        assert done == 0
 
     def unpack(self) -> Array:
         out = np.empty((self.rows, self.cols), np.float32)
         for row in range(self.rows):
-            LIBRARY.li_matmul_unpack_row(
+            done = LIBRARY.li_matmul_unpack_row(
                 self.isa, self.type.id, self.rows, self.cols, pointer(self.packed), row, pointer(out[row])
             )
+            assert done == 0
         return out
 
     def multiply(
@@ -78,7 +80,7 @@ class Weights:
     ) -> Array:
         y = np.full((len(a.x), self.rows), np.nan, np.float32) if y is None else y
         begin, end = groups or (0, self.groups)
-        LIBRARY.li_matmul_multiply(
+        done = LIBRARY.li_matmul_multiply(
             self.isa,
             self.type.id,
             self.rows,
@@ -92,6 +94,7 @@ class Weights:
             ctypes.c_size_t(self.rows),
             None if bias is None else pointer(bias),
         )
+        assert done == 0
         return y
 
 
@@ -106,7 +109,7 @@ class Activations:
         self.sum16 = np.empty((tokens, cols // 16), np.float32)
         self.sum32 = np.empty((tokens, cols // 32), np.float32)
         outputs = [pointer(part) for part in (self.q, self.scale, self.sum16, self.sum32)]
-        LIBRARY.li_matmul_quantize(isa.encode(), pointer(self.x), tokens, cols, *outputs)
+        assert LIBRARY.li_matmul_quantize(isa.encode(), pointer(self.x), tokens, cols, *outputs) == 0
 
     def rows(self, begin: int, end: int) -> Activations:
         part = Activations.__new__(Activations)
@@ -371,3 +374,21 @@ def test_types_without_a_meaning_have_no_packed_form() -> None:
 def test_a_code_book_of_the_wrong_size_is_refused() -> None:
     assert LIBRARY.li_cpu_set_codebook(TYPES["IQ2_S"].id, b"\0" * 8, ctypes.c_size_t(8)) == -1
     assert LIBRARY.li_cpu_set_codebook(TYPES["Q4_0"].id, b"\0" * 8, ctypes.c_size_t(8)) == -1
+
+
+def test_what_does_not_exist_is_refused_untouched() -> None:
+    """Null pointers would crash if anything were read or written."""
+    q8, cols = TYPES["Q8_0"].id, 64
+    for isa, type_id, rows, columns in ((b"mmx", q8, 8, cols), (b"portable", 77, 8, cols), (b"portable", q8, 0, cols),
+                                        (b"portable", q8, 8, 33)):  # fmt: skip
+        row_bytes = ctypes.c_size_t(68)
+        assert LIBRARY.li_matmul_pack(isa, type_id, None, row_bytes, rows, columns, None) == -1
+        assert LIBRARY.li_matmul_unpack_row(isa, type_id, rows, columns, None, 0, None) == -1
+    for row in (-1, 8):
+        assert LIBRARY.li_matmul_unpack_row(b"portable", q8, 8, cols, None, row, None) == -1
+    for isa, columns in ((b"mmx", 32), (b"portable", 31)):
+        assert LIBRARY.li_matmul_quantize(isa, None, 1, columns, None, None, None, None) == -1
+    for begin, end, stride in ((-1, 1, 8), (0, 2, 8), (1, 0, 8), (0, 1, 7)):
+        none = [None] * 5
+        shape = (1, begin, end, None, ctypes.c_size_t(stride), None)
+        assert LIBRARY.li_matmul_multiply(b"portable", q8, 8, cols, None, *none, *shape) == -1

@@ -28,7 +28,7 @@ from localinfer.kernels.base import (
 )
 from localinfer.kernels.cpu import topology
 from localinfer.kernels.cpu.codebooks import install_codebooks
-from localinfer.kernels.cpu.lower import Lowered, LoweredProgram, Place, lower
+from localinfer.kernels.cpu.lower import USE_REFERENCE, Lowered, LoweredProgram, Place, lower
 from localinfer.kernels.cpu.native import (
     ACTIVATIONS,
     CHUNK,
@@ -306,7 +306,7 @@ class _Building:
         if self.native.li_cpu_group_bytes(self.isa, tensor.type.id, matrix.cols) == 0:
             raise UnsupportedError(
                 f"tensor {tensor.name} is {tensor.type.name} with {matrix.cols} columns, which the cpu backend lacks",
-                "use a file quantized to another type, or the reference backend (needs torch)",
+                f"use a file quantized to another type, or {USE_REFERENCE}",
             )
         offset, size = row_range(tensor, matrix.start, matrix.rows)
         self.weight_bytes += size

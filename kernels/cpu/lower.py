@@ -41,6 +41,8 @@ from localinfer.kernels.program import (
 
 _T = TypeVar("_T")
 
+USE_REFERENCE = "use --backend reference, which is slow (needs torch: pip install 'localinfer[gpu]')"
+
 MAX_OUTPUTS = 4  # kMaxMatrices in native/model.h
 MAX_HEADS_PER_KV_HEAD = 64  # kMaxTileRows in native/model.h
 
@@ -256,7 +258,7 @@ class _Lowering:
             case SelectRows():
                 self.row_wise(op, Lowered("select_rows"))
             case _:
-                raise UnsupportedError(f"the cpu backend has no op {type(op).__name__}", "use --backend reference")
+                raise UnsupportedError(f"the cpu backend has no op {type(op).__name__}", USE_REFERENCE)
         self.release(op)
 
     def row_wise(self, op: Op, lowered: Lowered) -> None:
@@ -284,7 +286,7 @@ class _Lowering:
     def linear(self, op: Linear) -> None:
         if len(op.matrices) > MAX_OUTPUTS:
             raise UnsupportedError(
-                f"a linear op of {len(op.matrices)} matrices", f"the cpu backend takes {MAX_OUTPUTS}"
+                f"a linear op of {len(op.matrices)} matrices", f"the cpu backend takes {MAX_OUTPUTS}; {USE_REFERENCE}"
             )
         integer = any(m in self.integer_matrices for m in op.matrices)
         activations = self.quantize(op.x) if integer else -1
@@ -305,7 +307,7 @@ class _Lowering:
         if op.n_heads // kv.n_kv_heads > MAX_HEADS_PER_KV_HEAD:
             raise UnsupportedError(
                 f"{op.n_heads // kv.n_kv_heads} query heads share a key head",
-                f"the cpu backend takes {MAX_HEADS_PER_KV_HEAD}; use --backend reference",
+                f"the cpu backend takes {MAX_HEADS_PER_KV_HEAD}; {USE_REFERENCE}",
             )
         out = self.place(op.out, private=True)
         parts: tuple[tuple[Kind, tuple[Place, ...]], ...] = (

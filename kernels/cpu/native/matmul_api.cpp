@@ -1,5 +1,5 @@
-// The matrix products through the C ABI, for tests and micro-benchmarks only: the caller checks that the
-// instruction set exists (li_matmul_has) and that its buffers are large enough.
+// The matrix products through the C ABI, for tests and micro-benchmarks only. Functions that return an int refuse (-1)
+// instruction sets, types, shapes and ranges that do not exist; that buffers have the stated shapes is the caller's word.
 // `isa` is "portable", "avx2" or "avx512vnni".
 #include <cstring>
 
@@ -16,6 +16,14 @@ const MatmulKernels* kernels_of(const char* isa) {
     return found ? found->matmul : nullptr;
 }
 
+// Null if that instruction set has no matrix of this type and shape.
+const MatmulKernels* kernels_for(const char* isa, int type, int rows, int cols) {
+    const MatmulKernels* kernels = kernels_of(isa);
+    return kernels && rows >= 1 && kernels->group_bytes(type, cols) ? kernels : nullptr;
+}
+
+int groups_of(int rows) { return (rows - 1) / li::kGroupRows + 1; }
+
 } // namespace
 
 // 1 if this CPU and this build have the instruction set, else 0.
@@ -29,39 +37,52 @@ LI_API size_t li_matmul_group_bytes(const char* isa, int type, int cols) {
 }
 
 // Packs `rows` rows, `row_bytes` apart, into groups at `out` (64-byte aligned, all groups).
-LI_API void li_matmul_pack(const char* isa, int type, const uint8_t* source, size_t row_bytes, int rows, int cols,
-                           uint8_t* out) {
-    const MatmulKernels* kernels = kernels_of(isa);
+LI_API int li_matmul_pack(const char* isa, int type, const uint8_t* source, size_t row_bytes, int rows, int cols,
+                          uint8_t* out) {
+    const MatmulKernels* kernels = kernels_for(isa, type, rows, cols);
+    if (!kernels)
+        return -1;
     const size_t group_bytes = kernels->group_bytes(type, cols);
     for (int row = 0; row < rows; row += li::kGroupRows, out += group_bytes)
         kernels->pack_group(type, source + row * row_bytes, row_bytes,
                             rows - row < li::kGroupRows ? rows - row : li::kGroupRows, cols, out);
+    return 0;
 }
 
-LI_API void li_matmul_unpack_row(const char* isa, int type, int rows, int cols, const uint8_t* packed, int row,
-                                 float* out) {
-    const MatmulKernels* kernels = kernels_of(isa);
+LI_API int li_matmul_unpack_row(const char* isa, int type, int rows, int cols, const uint8_t* packed, int row,
+                                float* out) {
+    const MatmulKernels* kernels = kernels_for(isa, type, rows, cols);
+    if (!kernels || row < 0 || row >= rows)
+        return -1;
     kernels->unpack_row({type, rows, cols, packed, kernels->group_bytes(type, cols)}, row, out);
+    return 0;
 }
 
 // Quantizes `rows` rows of `cols` floats; outputs are contiguous.
-LI_API void li_matmul_quantize(const char* isa, const float* x, int rows, int cols, int8_t* q, float* scale,
-                               float* sum16, float* sum32) {
+LI_API int li_matmul_quantize(const char* isa, const float* x, int rows, int cols, int8_t* q, float* scale,
+                              float* sum16, float* sum32) {
     const MatmulKernels* kernels = kernels_of(isa);
+    if (!kernels || rows < 0 || cols < 0 || cols % 32)
+        return -1;
     for (size_t row = 0; row < static_cast<size_t>(rows); row++)
         kernels->quantize_row(x + row * cols, cols, q + row * cols, scale + row * (cols / 16),
                               sum16 + row * (cols / 16), sum32 + row * (cols / 32));
+    return 0;
 }
 
 // y[tokens, y_stride] for groups [group_begin, group_end) of a packed matrix; activations are contiguous.
-LI_API void li_matmul_multiply(const char* isa, int type, int rows, int cols, const uint8_t* packed, const float* x,
-                               const int8_t* q, const float* scale, const float* sum16, const float* sum32, int tokens,
-                               int group_begin, int group_end, float* y, size_t y_stride, const float* bias) {
-    const MatmulKernels* kernels = kernels_of(isa);
+LI_API int li_matmul_multiply(const char* isa, int type, int rows, int cols, const uint8_t* packed, const float* x,
+                              const int8_t* q, const float* scale, const float* sum16, const float* sum32, int tokens,
+                              int group_begin, int group_end, float* y, size_t y_stride, const float* bias) {
+    const MatmulKernels* kernels = kernels_for(isa, type, rows, cols);
+    if (!kernels || tokens < 0 || group_begin < 0 || group_begin > group_end || group_end > groups_of(rows) ||
+        y_stride < static_cast<size_t>(rows))
+        return -1;
     const size_t width = static_cast<size_t>(cols);
     const li::PackedMatrix w = {type, rows, cols, packed, kernels->group_bytes(type, cols)};
     const li::Activations a = {cols, x, width, q, width, scale, sum16, sum32, width / 16, width / 32};
     kernels->multiply(w, a, tokens, group_begin, group_end, y, y_stride, bias);
+    return 0;
 }
 
 // Reads `bytes` bytes (a multiple of 256) in four streams, as fast as one thread can; returns their sum.
