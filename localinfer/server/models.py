@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -34,9 +36,9 @@ def find(registry: ModelRegistry, name: str | None) -> ModelInfo:
     )
 
 
-def as_json(struct: msgspec.Struct | list[msgspec.Struct], status: int = 200) -> Response:
+def as_json(answer: msgspec.Struct | Sequence[msgspec.Struct], status: int = 200) -> Response:
     """An answer in JSON."""
-    return Response(msgspec.json.encode(struct), status_code=status, media_type="application/json")
+    return Response(msgspec.json.encode(answer), status_code=status, media_type="application/json")
 
 
 def _card(info: ModelInfo) -> ModelCard:

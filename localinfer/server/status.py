@@ -96,8 +96,12 @@ async def slots(http: HttpRequest) -> Response:
 def _health(info: ModelInfo, model: ServedModel | None) -> ModelHealth:
     if model is None:
         return ModelHealth(id=info.name, state="failed" if info.problem else info.state)
-    state = "loaded" if model.thread.healthy else "failed"
-    return ModelHealth(id=info.name, state=state, backend=model.llm.backend, notes=list(model.llm.notes))
+    return ModelHealth(
+        id=info.name,
+        state="loaded" if model.thread.healthy else "failed",
+        backend=model.llm.backend,
+        notes=list(model.llm.notes),
+    )
 
 
 def _slots(model: ServedModel) -> Iterator[Slot]:
@@ -110,23 +114,22 @@ def _slots(model: ServedModel) -> Iterator[Slot]:
         if choice.finish_reason is None and choice.sequence.blocks
     ]
     for id in range(config.max_sequences):
-        busy = _progress(*running[id]) if id < len(running) else {}
-        yield Slot(id=id, n_ctx=config.context, speculative=False, is_processing=bool(busy), **busy)
+        slot = Slot(id=id, n_ctx=config.context, speculative=False, is_processing=id < len(running))
+        if slot.is_processing:
+            _tell_progress(slot, *running[id])
+        yield slot
 
 
-def _progress(request: Request, choice: Choice) -> dict[str, object]:
-    """Of an answer that is computed. The engine goes on meanwhile: the numbers may be a step apart."""
+def _tell_progress(slot: Slot, request: Request, choice: Choice) -> None:
+    """What is known of an answer that is computed. The engine goes on meanwhile: numbers may be a step apart."""
     limit, decoded = request.params.max_tokens, choice.generated_count
-    return {
-        "id_task": request.id,
-        "n_prompt_tokens": len(request.prompt),
-        "n_prompt_tokens_processed": min(choice.sequence.computed, len(request.prompt)) - (request.cached or 0),
-        "n_prompt_tokens_cache": request.cached or 0,
-        "params": _params(request.params, request.seed),
-        "next_token": [
-            NextToken(has_next_token=True, n_remain=-1 if limit is None else limit - decoded, n_decoded=decoded)
-        ],
-    }
+    slot.id_task = request.id
+    slot.n_prompt_tokens = len(request.prompt)
+    slot.n_prompt_tokens_cache = request.cached or 0
+    slot.n_prompt_tokens_processed = max(0, min(choice.sequence.computed, len(request.prompt)) - (request.cached or 0))
+    slot.params = _params(request.params, request.seed)
+    remaining = -1 if limit is None else limit - decoded
+    slot.next_token = [NextToken(has_next_token=True, n_remain=remaining, n_decoded=decoded)]
 
 
 def _params(params: SamplingParams, seed: int = RANDOM_SEED) -> GenerationParams:

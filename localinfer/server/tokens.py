@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -102,5 +102,7 @@ def _piece(raw: bytes) -> str | list[int]:
 
 
 def _spelling(llm: LLM, token: int) -> str:
-    text = llm.metadata["tokenizer.ggml.tokens"][token]
+    """How the vocabulary writes the token."""
+    tokens: Any = llm.metadata["tokenizer.ggml.tokens"]
+    text = tokens[token]
     return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
