@@ -28,6 +28,10 @@ def check(kv: BlockManager, sequences: Iterable[Sequence]) -> None:
     assert set(kv._key) == known
     assert set(kv._idle) <= known
     assert not known & set(kv._empty)
+    following = {block: parent for parent, blocks in kv._following.items() for block in blocks}
+    assert following == kv._parents
+    assert set(following) == set(kv._full.values())
+    assert all(kv._following.values()), "what nothing follows any more is still remembered"
     for sequence in live:
         assert len(sequence.blocks) == len(set(sequence.blocks))
         for block in sequence.blocks[sequence.computed // SIZE :]:
@@ -129,6 +133,67 @@ def test_without_sharing_nothing_is_found() -> None:
     assert len(kv._empty) == 8
 
 
+def test_a_fork_shares_full_blocks_and_asks_for_a_copy_of_the_last() -> None:
+    kv = BlockManager(4, SIZE)
+    parent, child, other = (Sequence.of_prompt(id, [*range(10)]) for id in range(3))
+    kv.admit(parent)
+    compute(kv, parent)
+    assert kv.fork(parent, child) == [(parent.blocks[2], child.blocks[2])]
+    assert child.blocks[:2] == parent.blocks[:2]
+    assert child.computed == 10
+    check(kv, [parent, child])
+    assert kv.fork(parent, other) is None, "there is no fifth block"
+    assert other.blocks == []
+    kv.release(parent)
+    check(kv, [child])
+    child.tokens.extend([7, 7])
+    compute(kv, child)
+    check(kv, [child])
+    kv.release(child)
+    assert start(kv, 3, [*range(10), 7, 7, 1]).computed == 12
+
+
+def test_a_fork_of_full_blocks_copies_nothing() -> None:
+    kv = BlockManager(2, SIZE, share=False)
+    parent, child = (Sequence.of_prompt(id, [*range(8)]) for id in range(2))
+    kv.admit(parent)
+    compute(kv, parent)
+    assert kv.fork(parent, child) == []
+    assert child.blocks == parent.blocks
+    check(kv, [parent, child])
+
+
+def test_tokens_whose_rows_are_wanted_are_computed_even_if_they_are_known() -> None:
+    kv = BlockManager(8, SIZE)
+    first = start(kv, 0, [*range(14)])
+    compute(kv, first)
+    kv.release(first)
+    for rows_from, computed in ((0, 0), (4, 4), (7, 4), (13, 13), (None, 13)):
+        sequence = Sequence.of_prompt(1, [*range(14)])
+        sequence.rows_from = rows_from
+        kv.admit(sequence)
+        assert sequence.computed == computed
+        kv.release(sequence)
+
+
+def test_hidden_sequences_neither_use_the_cache_nor_fill_it() -> None:
+    kv = BlockManager(8, SIZE)
+    first = Sequence.of_prompt(0, [*range(10)])
+    first.hidden = True
+    kv.admit(first)
+    compute(kv, first)
+    kv.release(first)
+    assert len(kv._empty) == 8
+    second = start(kv, 1, [*range(10)])
+    assert second.computed == 0
+    compute(kv, second)
+    again = Sequence.of_prompt(2, [*range(10)])
+    again.hidden = True
+    kv.admit(again)
+    assert again.computed == 0
+    check(kv, [second, again])
+
+
 def test_growing_takes_all_or_nothing() -> None:
     kv = BlockManager(2, SIZE)
     sequence = start(kv, 0, [*range(12)])
@@ -173,6 +238,20 @@ class Contents(RuleBasedStateMachine):
     @rule(data=st.data(), token=st.integers(0, 1))
     def append(self, data: st.DataObject, token: int) -> None:
         data.draw(st.sampled_from(self.live)).tokens.append(token)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent = data.draw(st.sampled_from(self.live))
+        child = Sequence.of_prompt(len(self.live), parent.tokens)
+        copies = self.kv.fork(parent, child)
+        if copies is None:
+            assert self.kv.free == 0
+            assert child.blocks == []
+            return
+        for source, target in copies:
+            self.slots[target] = list(self.slots[source])
+        self.live.append(child)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
