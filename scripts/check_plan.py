@@ -38,6 +38,8 @@ def run(model: Path, context: int, threads: int) -> dict[str, dict[str, int] | i
         size = llm.plan.program.vocab_size
         prompt = random.Random(1).choices(range(size), k=context - DECODED)
         llm.generate(prompt, EVERYTHING)
+        rows = llm.plan.config.max_rows
+        llm.generate(prompt[:rows], max_tokens=1, prompt_logprobs=0)  # as many rows of logits as a step may have
         parts = dict(llm.plan.parts)
     unit = 1 if sys.platform == "darwin" else 1024
     return {"parts": parts, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
