@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from localinfer.engine.sequence import NearMiss
 from localinfer.engine.statistics import EngineStatistics
 from localinfer.errors import LocalInferError
 from localinfer.server.metrics import FINISHED, Metrics
@@ -110,10 +111,12 @@ def test_the_line_names_phases_tokens_and_the_reason() -> None:
 
 
 def test_a_near_miss_names_the_first_token_that_differed() -> None:
-    found = values(request_line(finished(engine_request(100.0, 1, near_miss=(7, 12, 13)))))
-    assert found["parted_at"] == "7"
+    found = values(request_line(finished(engine_request(100.0, 1, near_miss=NearMiss(8, 12, 13)))))
+    assert found["parted_at"] == "8"
     assert found["cached_token"] == r'" 12\"\n"'
     assert found["asked_token"] == r'"\xf0"'
+    early = values(request_line(finished(engine_request(100.0, 1, near_miss=NearMiss(7, 12, 13)))))
+    assert "parted_at" not in early
 
 
 @pytest.mark.parametrize(

@@ -302,7 +302,8 @@ def test_slots_show_what_is_computed(client: httpx.Client) -> None:
     assert idle == [{"id": id, "n_ctx": CONTEXT, "speculative": False, "is_processing": False} for id in range(2)]
     body = {"messages": FOREVER, "max_tokens": 200, "seed": 7, "stream": True}
     with client.stream("POST", "/v1/chat/completions", json=body) as first:
-        next(first.iter_bytes())
+        events = first.iter_bytes()
+        next(events)
         busy = client.get("/slots").json()[0]
         if busy["is_processing"]:  # it may be over by now, on a fast machine
             assert busy["n_prompt_tokens"] == 11
@@ -310,6 +311,7 @@ def test_slots_show_what_is_computed(client: httpx.Client) -> None:
             assert busy["params"]["n_predict"] == 200
             (progress,) = busy["next_token"]
             assert progress["n_decoded"] + progress["n_remain"] == 200
+        assert list(events)  # so that it is over when the next test counts
 
 
 def test_metrics_count_what_was_asked(client: httpx.Client) -> None:
@@ -346,6 +348,18 @@ def test_the_log_has_a_line_for_every_request_to_a_model(client: httpx.Client, l
         assert re.search(rf" {name}=[\d.]+ ", line), line
     assert " finish=stop " in line
     assert " tokens=6 " in line
+
+
+def test_the_log_names_the_token_that_broke_the_prefix(client: httpx.Client, log: Path) -> None:
+    def ask(text: str) -> str:
+        body = {"messages": [{"role": "user", "content": text}], "temperature": 0}
+        return line_with(log, f"id={client.post('/v1/chat/completions', json=body).json()['id']}")
+
+    ask("It is 12:03 o'clock. " + 50 * "a")
+    line = ask("It is 12:04 o'clock. " + 50 * "a")
+    # <s><|user|>, then each byte is a token.
+    assert f" parted_at={2 + len('It▁is▁12:0'.encode())} cached_token=3 asked_token=4 " in line
+    assert " cached=16 " in line  # the block before it was found
 
 
 def test_the_openapi_document_is_valid_and_complete(client: httpx.Client) -> None:

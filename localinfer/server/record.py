@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from localinfer.engine.request import Request
     from localinfer.text.tokenizer import Tokenizer
 
+NEAR = 8  # tokens that a prompt has in common with the cache, if it is worth a word that it then parts from it
 CLIENT_LEFT = 499  # the status of an answer that nobody waited for, as nginx writes it in its logs
 
 
@@ -67,10 +68,10 @@ class RequestRecord:
             return
         self.status, self.error, self.ended = status, error, time.perf_counter()
         for request in self.requests:
-            if request.near_miss is not None and self._tokenizer is not None:
-                position, cached, asked = request.near_miss
+            miss = request.near_miss
+            if miss is not None and miss.position >= NEAR and self._tokenizer is not None:
                 text = self._tokenizer.token_bytes
-                self.near_miss = NearMiss(position, text(cached), text(asked))
+                self.near_miss = NearMiss(miss.position, text(miss.cached), text(miss.asked))
         self.report(self)
 
     @property
