@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions through the real OpenAI client, and over plain HTTP where the client would hide something."""
+"""POST /v1/chat/completions through the real OpenAI client, and over plain HTTP where that would hide something."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     template = (
         "{%- for message in messages %}{%- if message['content'] == 'refused' %}{{ raise_exception('not this') }}"
         "{%- endif %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
-        "{%- if add_generation_prompt %}{{ '<|forever|>' if 'forever' in messages[-1]['content'] else '<|assistant|>' }}"
-        "{%- endif %}{{ shout }}"
+        "{%- if add_generation_prompt %}{%- set last = messages[-1]['content'] %}"
+        "{{- '<|forever|>' if 'forever' in last else '<|assistant|>' }}{% endif %}{{ shout }}"
     )
     llm = LLM(
         write_scripted_model(folder / "tiny.gguf", template=template), context=CONTEXT, max_sequences=4, threads=1
@@ -330,7 +330,7 @@ def test_a_wrong_value_is_a_400_that_names_the_field(plain: httpx.Client, field:
 
 def test_known_fields_that_are_not_served_are_refused_by_name(plain: httpx.Client) -> None:
     fields = sorted(set(REFUSED) - set(ChatCompletionRequest.__struct_fields__))
-    error = refusal(plain, **dict.fromkeys(fields, {"something": 1}))
+    error = refusal(plain, **{field: {"something": 1} for field in fields})
     assert error["message"].endswith(": " + ", ".join(fields))
     for field in ("tools", "response_format", "echo"):
         error = refusal(plain, **{field: {"something": 1}})

@@ -218,6 +218,9 @@ class EngineThread:
     # On the loop.
 
     def _abort(self, answers: Answers) -> None:
+        with contextlib.suppress(ValueError):  # the thread has taken it in
+            self._inbox.remove(answers)
+            self._refused(answers, EngineStoppedError("the request was cancelled"))
         for request in answers.requests:
             self.engine.abort(request.id)
         self._awake.set()

@@ -20,7 +20,7 @@ from localinfer.server.openapi import document
 from localinfer.server.record import RequestRecord
 from localinfer.server.registry import ModelRegistry
 from localinfer.server.request_log import RequestLog
-from localinfer.server.routes import ENDPOINTS
+from localinfer.server.routes import ENDPOINTS, Handler
 from localinfer.server.settings import ServerSettings
 
 
@@ -37,7 +37,7 @@ def create_app(registry: ModelRegistry, settings: ServerSettings) -> Starlette:
         log.close()
 
     app = Starlette(
-        routes=[Route(endpoint.path, endpoint.handler, methods=[endpoint.method]) for endpoint in ENDPOINTS],
+        routes=[Route(endpoint.path, _guarded(endpoint.handler), methods=[endpoint.method]) for endpoint in ENDPOINTS],
         exception_handlers={
             ApiError: _on_error,
             LocalInferError: _on_error,
@@ -60,6 +60,21 @@ def create_app(registry: ModelRegistry, settings: ServerSettings) -> Starlette:
     app.state.metrics = metrics
     app.state.openapi = msgspec.json.encode(document(ENDPOINTS))
     return app
+
+
+def _guarded(handler: Handler) -> Handler:
+    """Answers 500 to what nobody foresaw, and logs it. Raised further, it would also close the client's connection."""
+
+    async def guarded(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except (ApiError, LocalInferError, HTTPException):
+            raise
+        except Exception as error:
+            request.app.state.log.failure(f"{request.url.path} failed", error)
+            return error_response(error)
+
+    return guarded
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
