@@ -194,22 +194,26 @@ def long_step(folder: Path) -> tuple[Executable, Batch]:
 
 
 def test_a_step_that_waits_for_its_turn_can_be_cancelled(tmp_path: Path) -> None:
-    """Two steps of a minute at the same time: the one that is cancelled ends at once, whichever of them runs."""
+    """Two steps of a minute at the same time: the later one ends at once when it is cancelled.
+
+    The pauses make it wait for its turn; on a machine so busy that it should run first, it ends at once as well.
+    """
     (first, batch), (second, _) = long_step(tmp_path / "first"), long_step(tmp_path / "second")
     first_over, second_over = threading.Event(), threading.Event()
 
-    def step(executable: Executable, over: threading.Event) -> None:
+    def step(executable: Executable, over: threading.Event, pause: float) -> None:
+        time.sleep(pause)
         with pytest.raises(Cancelled):
             executable.step(batch)
         over.set()
 
     def cancel() -> None:
-        time.sleep(0.2)  # so that one of them most probably waits
+        time.sleep(0.4)
         second.cancel()
         assert second_over.wait(PATIENCE)
         assert not first_over.is_set()
         first.cancel()
 
-    at_the_same_time(lambda: step(first, first_over), lambda: step(second, second_over), cancel)
+    at_the_same_time(lambda: step(first, first_over, 0), lambda: step(second, second_over, 0.2), cancel)
     first.close()
     second.close()
