@@ -46,7 +46,11 @@ class Serving:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         if ready:
-            line = self.wait_for(r"^ready: ")
+            try:
+                line = self.wait_for(r"^ready: ")
+            except BaseException:
+                self.close()
+                raise
             self.url = line.split()[1].removesuffix("/v1")
             self.port = int(self.url.rsplit(":", 1)[1])
 
@@ -119,14 +123,18 @@ class Serving:
     def socket(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
+    def close(self) -> None:
+        """Kills it if it still runs."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(PATIENCE)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
     def __enter__(self) -> Serving:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reader.join(PATIENCE)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        self.close()

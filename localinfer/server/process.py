@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 Say = Callable[[str], None]  # tells a person
+STANDARD_ERROR = 2
 CLOSING_SECONDS = 5  # for connections to end after their last answer
 LOG_SECONDS = 1.0  # for the last lines of the log to be written, if the process ends at once
 
@@ -45,7 +46,8 @@ def run(settings: ServerSettings, sources: Sequence[ModelSource], say: Say) -> i
     tls_context(settings)  # only to find out what is wrong before anything else is done
     sockets = listen(settings)
     # A model file that shrinks in the moment in which it is opened ends the process, but not silently.
-    faulthandler.enable()
+    if not faulthandler.is_enabled():
+        faulthandler.enable(STANDARD_ERROR)
     try:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             return runner.run(_serve(settings, sources, sockets, say))
