@@ -23,7 +23,7 @@ from localinfer.errors import ContextLengthError, FormatError, UnsupportedError
 from localinfer.formats.gguf import GGUFFile
 from localinfer.kernels import BACKENDS, backend
 from localinfer.kernels.base import Availability
-from scripted_model import ANSWER, write_scripted_model
+from scripted_model import ANSWER, HIDDEN, write_scripted_model
 
 HELLO = [{"role": "user", "content": "hello"}]
 FOREVER = [{"role": "user", "content": "forever"}]
@@ -421,3 +421,42 @@ def test_the_package_names_what_it_offers() -> None:
     assert {"LLM", "SamplingParams", "LocalInferError"} <= set(localinfer.__all__)
     for name in localinfer.__all__:
         assert getattr(localinfer, name)
+
+
+def test_several_answers_come_side_by_side(llm: LLM) -> None:
+    asked: dict[str, Any] = {"n": 3, "temperature": 5.0, "seed": 1, "max_tokens": 6, "ignore_eos": True}
+    stream = llm.stream("x", **asked)
+    texts = {0: "", 1: "", 2: ""}
+    tokens: dict[int, tuple[int, ...]] = {0: (), 1: (), 2: ()}
+    for chunk in stream:
+        texts[chunk.index] += chunk.text
+        tokens[chunk.index] += chunk.tokens
+    completion = stream.completion
+    answers = [completion, *completion.others]
+    assert [answer.text for answer in answers] == list(texts.values())
+    assert [answer.tokens for answer in answers] == list(tokens.values())
+    assert len({answer.tokens for answer in answers}) == 3
+    assert llm.generate("x", **asked).others[1].tokens == answers[2].tokens
+    assert llm.generate("x", **{**asked, "n": 1}).tokens == completion.tokens
+
+
+def test_the_prompts_log_probabilities_and_the_likeliest_tokens(llm: LLM) -> None:
+    ids = llm.tokenize("x")
+    completion = llm.generate(ids, max_tokens=2, prompt_logprobs=1, top_logprobs=2)
+    assert completion.prompt_logprobs is not None
+    assert completion.logprobs is not None
+    assert [entry and entry.token for entry in completion.prompt_logprobs] == [None, *ids[1:]]
+    assert [len(entry.top) for entry in completion.logprobs] == [2, 2]
+    assert completion.logprobs[0].top[0][0] == completion.tokens[0]
+    assert llm.generate(ids, max_tokens=2).prompt_logprobs is None
+
+
+def test_embeddings_depend_on_the_text_alone(llm: LLM) -> None:
+    vector = llm.embed("xyz")
+    assert len(vector) == HIDDEN
+    assert llm.embed(llm.tokenize("xyz")) == vector
+    assert llm.embed("xyy") != vector
+    assert llm.embed("xyz", pooling="last") != vector
+    with pytest.raises(LocalInferError, match="pooling is 'sum'"):
+        llm.embed("x", pooling="sum")  # type: ignore[arg-type]
+    assert llm.generate("x", max_tokens=1).tokens

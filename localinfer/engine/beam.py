@@ -121,7 +121,8 @@ class BeamSearch:
         del self.finished[self.width :]
 
     def _score(self, total: float, length: int) -> float:
-        return total / length**self.length_penalty
+        divisor: float = length**self.length_penalty
+        return total / divisor
 
     def _is_decided(self) -> bool:
         if len(self.finished) < self.width:

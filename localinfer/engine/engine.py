@@ -12,8 +12,10 @@ from collections.abc import Sequence as Tokens
 from dataclasses import replace
 from typing import get_args
 
+from localinfer.engine.beam import Beam, BeamSearch
 from localinfer.engine.checks import token_ids, wrong
 from localinfer.engine.kv import BlockManager
+from localinfer.engine.loop import loop_period
 from localinfer.engine.pooling import Pool, Pooling
 from localinfer.engine.request import Choice, FinishReason, Output, Request, TextDecoder, TokenLogprob
 from localinfer.engine.runner import Rows, run_step
@@ -81,7 +83,7 @@ class Engine:
             waiting=len(scheduler.waiting),
             kv_blocks_used=kv.count - kv.free,
             kv_blocks_total=kv.count,
-            kv_waste_tokens=sum(kv.waste(sequence) for sequence in list(scheduler.running)),
+            kv_waste_tokens=sum(kv.waste(sequence) for sequence in (*scheduler.running, *scheduler.parked)),
         )
 
     def add_request(
@@ -226,6 +228,8 @@ class Engine:
             following = rows.first + index + 1
             if following < len(sequence.tokens):
                 self._tell_prompt_logprob(request, sequence, following, rows.row(index))
+            elif request.search is not None:
+                self._search(request, request.search, sequence, rows.row(index))
             elif not request.first_token:
                 self._begin_answers(request, rows.row(index))
             else:
@@ -247,6 +251,42 @@ class Engine:
         for choice in request.choices:
             self._draw(request, choice, logits)
 
+    def _search(self, request: Request, search: BeamSearch, sequence: Sequence, logits: int) -> None:
+        """A beam has its logits. Once all beams have, the search goes a step further, and ends perhaps."""
+        sequence.rows_from = None
+        request.first_token = request.first_token or time.perf_counter()
+        early = len(sequence.tokens) - sequence.prompt_length < request.params.min_tokens
+        draw, banned = request.choices[0].draw, request.banned if early else None
+        count = search.width + len(request.stop_ids)
+        found = self._sampler.candidates(logits, sequence, request.params, draw, banned, count)
+        self.scheduler.park(sequence)
+        if search.offer(sequence, found):
+            self._search_on(request, search)
+
+    def _search_on(self, request: Request, search: BeamSearch) -> None:
+        step = search.choose()
+        for dropped in step.dropped:
+            request.dropped_preemptions += dropped.preemptions
+            self.scheduler.finish(dropped)
+        for beam in search.sequences:
+            self.scheduler.resume(beam)
+        copies = [pair for fork in step.forks for pair in self.scheduler.fork(*fork)]
+        if copies:
+            self._executable.copy_blocks(copies)
+        search.advance()
+        self._counters.generated_tokens += len(search.beams)
+        if not search.beams:
+            self._give_found(request, search)
+
+    def _give_found(self, request: Request, search: BeamSearch) -> None:
+        """The answers that were found get their tokens, as if these had just been drawn."""
+        request.last_token = time.perf_counter()
+        request.choices = request.choices[: len(search.finished)]
+        for choice, found in zip(request.choices, search.finished, strict=False):
+            choice.sequence = Sequence.of_prompt(request.id, request.prompt, index=choice.index)
+            for place, token in enumerate(found.tokens):
+                self._append(request, choice, token, found.told[place] if found.told else None)
+
     def _pool(self, request: Request, pool: Pool, rows: Rows) -> None:
         request.embedding = pool.add(rows)
         rows.sequence.rows_from = pool.rows_from
@@ -260,7 +300,13 @@ class Engine:
         request.last_token = time.perf_counter()
         request.first_token = request.first_token or request.last_token
         self._counters.generated_tokens += 1
-        sequence.tokens.append(token)
+        self._append(request, choice, token, logprob)
+
+    def _append(self, request: Request, choice: Choice, token: int, logprob: TokenLogprob | None) -> None:
+        """An answer gets its next token, which may be its last."""
+        params = request.params
+        early = choice.generated_count < params.min_tokens
+        choice.sequence.tokens.append(token)
         if logprob is not None:
             choice.logprobs.append(logprob)
         logprob = logprob if params.logprobs else None
@@ -276,6 +322,8 @@ class Engine:
         """Whether an answer ends with the token it has just got: why, and in words."""
         if choice.stops.matched is not None:
             return "stop", f"text {choice.stops.matched!r}"
+        if params.loop_detection and (period := loop_period(choice.generated)):
+            return "loop", f"the last {'token repeats' if period == 1 else f'{period} tokens repeat'} again and again"
         if choice.generated_count == params.max_tokens:
             return "length", f"max_tokens {params.max_tokens}"
         if len(choice.sequence.tokens) == self.config.context:
@@ -285,6 +333,8 @@ class Engine:
     def _end(self, request: Request, reason: FinishReason, detail: str, error: Exception | None = None) -> None:
         """All answers of a request that are under way end, whatever they have got."""
         request.error = request.error or error
+        for beam in request.search.sequences if request.search else ():
+            self.scheduler.finish(beam)
         for choice in request.choices:
             if choice.finish_reason is None:
                 self._finish(request, choice, reason, detail)
@@ -320,7 +370,8 @@ class Engine:
     def _leave(self, request: Request) -> None:
         """A request is over."""
         if request.params.withholds:
-            request.give_best()
+            if request.search is None:
+                request.give_best()
             self._outputs += [output for choice in request.choices for output in choice.withheld]
         request.finish_reason = request.choices[0].finish_reason
         self._counters.preemptions += request.preemptions
@@ -352,6 +403,7 @@ class Engine:
             )
             for index in range(params.drawn)
         ]
+        search = self._new_search(params, choices[0].sequence, stop_ids, new_decoder) if params.beam_width else None
         return Request(
             id=id,
             params=params,
@@ -362,7 +414,32 @@ class Engine:
             arrived=time.perf_counter(),
             stop_ids=stop_ids,
             banned=array("i", sorted(stop_ids)),
+            search=search,
         )
+
+    def _new_search(
+        self,
+        params: SamplingParams,
+        sequence: Sequence,
+        stop_ids: frozenset[int],
+        new_decoder: Callable[[], TextDecoder] | None,
+    ) -> BeamSearch:
+        room = self.config.context - len(sequence.tokens)
+        limit = room if params.max_tokens is None else min(params.max_tokens, room)
+
+        def ends(answer: array[int]) -> bool:
+            if answer[-1] in stop_ids:
+                return True
+            if not params.stop or new_decoder is None:
+                return False
+            decoder, stops = new_decoder(), StopMatcher(params.stop)
+            for place, token in enumerate(answer):
+                text = decoder.push(token)
+                if place >= params.min_tokens:
+                    stops.push(text)
+            return stops.matched is not None
+
+        return BeamSearch(params.beam_width, params.length_penalty, limit, ends, [Beam(sequence)])
 
     def _queue(self, request: Request) -> Request:
         self._requests[request.id] = request

@@ -16,17 +16,18 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 from weakref import WeakValueDictionary
 
 from localinfer.engine.checks import token_ids, wrong
 from localinfer.engine.engine import Engine
 from localinfer.engine.load import chat_defaults, load, say
 from localinfer.engine.plan import CHUNK, Plan, Wishes, kv_types
+from localinfer.engine.pooling import Pooling
 from localinfer.engine.prompt import Message, chat_prompt
-from localinfer.engine.request import FinishReason, Output, Request, TextDecoder, TokenLogprob
+from localinfer.engine.request import Choice, FinishReason, Output, Request, TextDecoder, TokenLogprob
 from localinfer.engine.sampling import SamplingParams
 from localinfer.errors import LocalInferError, UnsupportedError
 from localinfer.formats.gguf import open_gguf
@@ -46,9 +47,11 @@ class Completion:
     """An answer and how it came about.
 
     `tokens` are the tokens drawn, the one that ended the answer included; `text` is without it. `finish_reason` is
-    "stop" (the model ended, or a stop text or token came), "length" (max_tokens, or the context is full) or
-    "cancelled"; `finish_detail` says which, in words. `cached_tokens` of the prompt were not computed again. `seed`
-    gives the same answer again. `logprobs` has one entry per token, if asked for.
+    "stop" (the model ended, or a stop text or token came), "length" (max_tokens, or the context is full), "loop" (it
+    repeated itself, and was watched for that) or "cancelled"; `finish_detail` says which, in words. `cached_tokens` of
+    the prompt were not computed again. `seed` gives the same answer again. `logprobs` has one entry per token, and
+    `prompt_logprobs` one per token of the prompt (None for the first), if asked for. `others` are the further answers,
+    if more than one was asked for.
     """
 
     text: str
@@ -62,6 +65,8 @@ class Completion:
     decode_seconds: float  # from the first token to the last
     seed: int
     logprobs: tuple[TokenLogprob, ...] | None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    others: tuple[Completion, ...] = ()
 
     @property
     def message(self) -> dict[str, Any]:
@@ -79,26 +84,30 @@ class Completion:
         return (self.prompt_tokens - self.cached_tokens) / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
 
 
-class TextChunk(NamedTuple):
-    """A piece of an answer: the text that is certain by now, and the tokens drawn since the last piece."""
+@dataclass(frozen=True, slots=True)
+class TextChunk:
+    """A piece of an answer: the text that is certain by now, and the tokens drawn since its last piece."""
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None  # of the last piece
+    index: int = 0  # which of several answers
 
 
 class TextStream(Iterator[TextChunk]):
-    """The pieces of one answer as they come; the model runs while the next one is asked for.
+    """The pieces of an answer as they come; the model runs while the next one is asked for.
 
-    `cancel` may be called from any thread or a signal handler: the answer then ends within one step, with
-    "cancelled". Leaving a `with` block, or dropping the stream, ends it too.
+    The pieces of several answers to one request come as they are made, and each tells which it is of. `cancel` may be
+    called from any thread or a signal handler: the answer then ends within one step, with "cancelled". Leaving a `with`
+    block, or dropping the stream, ends it too.
     """
 
     def __init__(self, llm: LLM, request: Request) -> None:
         self._llm = llm
         self._request = request
         self._outputs: deque[Output] = deque()
-        self._texts: list[str] = []
+        self._texts: dict[int, str] = {}  # of each answer
+        self._silent: dict[int, list[int]] = {}  # tokens of each answer that have brought no text yet
         self._over = False
 
     def __next__(self) -> TextChunk:
@@ -108,32 +117,44 @@ class TextStream(Iterator[TextChunk]):
                     self._over = True
                     raise self._request.error or LocalInferError("the rest of the answer was lost", "ask again")
                 self._llm._step()
-            text, tokens, reason = "", [], None
-            while self._outputs and reason is None:
-                output = self._outputs.popleft()
-                text += output.text
-                tokens += [] if output.token is None else [output.token]
-                reason = output.finish_reason
-            self._texts.append(text)
-            self._over = reason is not None
+            chunk = self._next_piece()
+            self._over = self._request.finish_reason is not None and not self._outputs
             if self._request.error is not None:
+                self._over = True
                 raise self._request.error
-            if text or reason:
-                return TextChunk(text, tuple(tokens), reason)
+            if chunk.text or chunk.finish_reason:
+                del self._silent[chunk.index]
+                return chunk
         raise StopIteration
+
+    def _next_piece(self) -> TextChunk:
+        """What has come of the answer that the next output belongs to."""
+        text, reason, index = "", None, self._outputs[0].index
+        tokens = self._silent.setdefault(index, [])
+        while self._outputs and reason is None and self._outputs[0].index == index:
+            output = self._outputs.popleft()
+            text += output.text
+            tokens += [] if output.token is None else [output.token]
+            reason = output.finish_reason
+        self._texts[index] = self._texts.get(index, "") + text
+        return TextChunk(text, tuple(tokens), reason, index)
 
     @property
     def completion(self) -> Completion:
         """The whole answer, once the stream is exhausted."""
-        request = self._request
-        if request.finish_reason is None or not self._over:
+        if self._request.finish_reason is None or not self._over:
             raise LocalInferError("the answer is not complete yet", "read the stream to its end first")
-        choice = request.choices[0]
+        first, *others = (self._completion(choice) for choice in self._request.choices)
+        return replace(first, others=tuple(others))
+
+    def _completion(self, choice: Choice) -> Completion:
+        request = self._request
         started = request.first_step or time.perf_counter()
+        told = request.prompt_logprobs
         return Completion(
-            text="".join(self._texts),
+            text=self._texts.get(choice.index, ""),
             tokens=tuple(choice.generated),
-            finish_reason=request.finish_reason,
+            finish_reason=choice.finish_reason or "error",
             finish_detail=choice.finish_detail,
             prompt_tokens=len(request.prompt),
             cached_tokens=request.cached or 0,
@@ -142,6 +163,7 @@ class TextStream(Iterator[TextChunk]):
             decode_seconds=request.last_token - request.first_token,
             seed=request.seed,
             logprobs=tuple(choice.logprobs) if request.params.logprobs else None,
+            prompt_logprobs=None if told is None else tuple(told),
         )
 
     def cancel(self) -> None:
@@ -253,6 +275,23 @@ class LLM:
         ids = self.tokenize(prompt) if isinstance(prompt, str) else prompt
         chosen = _chosen(params, SamplingParams(), sampling)
         return self._start(ids, chosen, lambda: self.tokenizer.detokenizer(skip_special=True, strip_prefix=False))
+
+    def embed(self, prompt: str | Sequence[int], *, pooling: Pooling = "mean") -> array[float]:
+        """One vector (float32, not normalized) for a text or token ids: the pooled hidden states of its tokens.
+
+        engine/pooling.py says what `pooling` may be. ContextLengthError if the text is longer than the context.
+        """
+        self._check_open()
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else prompt
+        request = self._engine.add_embedding(ids, pooling=pooling)
+        try:
+            while request.finish_reason is None:
+                self._step()
+        finally:
+            self._engine.abort(request.id)  # Ctrl-C: nobody waits for it any more
+        if request.embedding is None:
+            raise request.error or LocalInferError("the embedding was cancelled")
+        return request.embedding
 
     @overload
     def chat(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from localinfer.engine.pooling import Pool
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.sequence import NearMiss, Sequence
 from localinfer.engine.stop import StopMatcher
 from localinfer.kernels.host.sampler import Draw
+
+if TYPE_CHECKING:
+    from localinfer.engine.beam import BeamSearch
 
 FinishReason = Literal["stop", "length", "cancelled", "error", "loop"]
 
@@ -85,6 +88,7 @@ class Request:
     stop_ids: frozenset[int]
     banned: array[int]  # what cannot be drawn before min_tokens
     prompt_logprobs: list[TokenLogprob | None] | None = None  # of the prompt's tokens so far; None of the first
+    search: BeamSearch | None = None
     pool: Pool | None = None
     embedding: array[float] | None = None  # float32, not normalized
     cached: int | None = None  # prompt tokens that were found in the cache; None before the first step
@@ -108,10 +112,11 @@ class Request:
         self.choices = ranked[: self.params.n]
         for index, choice in enumerate(self.choices):
             choice.index = index
-            choice.withheld = [output._replace(index=index) for output in choice.withheld]
+            choice.withheld = [replace(output, index=index) for output in choice.withheld]
 
 
-class Output(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Output:
     """What one step brought one choice of a request.
 
     `text` may lag behind `token`: a stop string may be under way. After the last output of a request,

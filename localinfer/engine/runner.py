@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from localinfer.engine.sequence import Chunk, Sequence
 from localinfer.kernels.base import Batch, Executable, Hidden, Logits
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Rows:
     """What a step brought one sequence: `count` float32 rows of `size` numbers, of its tokens from position `first` on.
 
     They lie at `address`, one behind the other, until the next step; `owner` keeps them there.

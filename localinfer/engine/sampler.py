@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+from localinfer.engine.beam import Candidate
 from localinfer.engine.request import TokenLogprob
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.sequence import Sequence
@@ -30,6 +31,16 @@ class Sampler:
         needed = params.logprobs or params.withholds
         token, logprob, top = self._native.draw(logits, draw, params.top_logprobs if needed else None)
         return token, None if logprob is None else TokenLogprob(token, logprob, top)
+
+    def candidates(
+        self, logits: int, sequence: Sequence, params: SamplingParams, draw: Draw, banned: array[int] | None, count: int
+    ) -> list[Candidate]:
+        """The `count` tokens that rank first after bias and penalties; fewer if not so many can follow."""
+        self._look_at(sequence, params, draw, banned)
+        return [
+            Candidate(token, score, self.logprob(logits, token, params.top_logprobs) if params.logprobs else None)
+            for token, score in self._native.candidates(logits, draw, count)
+        ]
 
     def logprob(self, logits: int, token: int, top: int) -> TokenLogprob:
         """What the row says of a token that stands at its place."""

@@ -141,7 +141,7 @@ class SamplingParams:
             return
         if self.beam_width < self.n:
             raise wrong("beam_width", self.beam_width, f">= n, which is {self.n}")
-        for name, needed in (("temperature", 0), ("best_of", None), ("stop", ())):
+        for name, needed in (("temperature", 0), ("best_of", None), ("loop_detection", False)):
             if getattr(self, name) != needed:
                 raise wrong(name, getattr(self, name), f"{needed!r} for a beam search")
 
