@@ -29,6 +29,13 @@ def skip_needless_checks(command: Any, function: Callable[..., None] | None = No
 
 
 def _shortcut(parameter: Any, checked: Callable[[Any, Any], Any], kinds: tuple[Any, ...]) -> Callable[[Any, Any], Any]:
+    # Newer versions of Typer keep the bounds in the parameter, older ones in its type.
+    bounds = parameter if hasattr(parameter, "min") else getattr(parameter, "type", None)
+    lowest, highest = getattr(bounds, "min", None), getattr(bounds, "max", None)
+
+    def in_range(number: float) -> bool:
+        return (lowest is None or number >= lowest) and (highest is None or number <= highest)
+
     def process_value(context: Any, value: Any) -> Any:
         if not parameter.required:
             if parameter.multiple and not value:
@@ -38,9 +45,9 @@ def _shortcut(parameter: Any, checked: Callable[[Any, Any], Any], kinds: tuple[A
         if isinstance(value, str):
             if str in kinds:
                 return value
-            if int in kinds and value.isascii() and value.isdigit() and len(value) < 20:
+            if int in kinds and value.isascii() and value.isdigit() and len(value) < 20 and in_range(int(value)):
                 return int(value)
-            if float in kinds and value.isascii() and value.replace(".", "", 1).isdigit():
+            if float in kinds and value.isascii() and value.replace(".", "", 1).isdigit() and in_range(float(value)):
                 return float(value)
         return checked(context, value)
 
