@@ -444,8 +444,8 @@ def test_the_same_tokens_in_a_crowd_and_after_preemption(start: Start, params: S
     prompts = [PROMPT, [*PROMPT[:40], 1, 2], PROMPT[5:60], [9, 8, 7], PROMPT]
     alone = [tokens(start(prefix_cache=False), params, prompt) for prompt in prompts]
     roomy = start(chunk=24, max_sequences=4)
-    tight = start(chunk=24, max_sequences=4, kv_blocks=CONTEXT // 16)
-    tight_uncached = start(chunk=24, max_sequences=4, kv_blocks=CONTEXT // 16, prefix_cache=False)
+    tight = start(chunk=24, max_sequences=4, kv_blocks=CONTEXT // 16, paced=False)
+    tight_uncached = start(chunk=24, max_sequences=4, kv_blocks=CONTEXT // 16, prefix_cache=False, paced=False)
     preemptions = 0
     for e in (roomy, tight, tight_uncached):
         requests = []

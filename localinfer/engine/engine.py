@@ -14,6 +14,7 @@ from typing import get_args
 
 from localinfer.engine.beam import Beam, BeamSearch
 from localinfer.engine.checks import token_ids, wrong
+from localinfer.engine.draft import DraftModel
 from localinfer.engine.kv import BlockManager
 from localinfer.engine.loop import loop_period
 from localinfer.engine.pooling import Pool, Pooling
@@ -23,7 +24,9 @@ from localinfer.engine.sampler import Sampler, new_draw
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.scheduler import Scheduler
 from localinfer.engine.sequence import Chunk, Sequence
+from localinfer.engine.speculation import Speculation, SpeculationMode
 from localinfer.engine.statistics import EngineStatistics
+from localinfer.engine.step_times import StepTimes
 from localinfer.engine.stop import StopMatcher
 from localinfer.errors import ContextLengthError, LocalInferError
 from localinfer.kernels.base import Cancelled, Executable, LoadConfig
@@ -44,19 +47,32 @@ class Engine:
         end_ids: Tokens[int] = (),
         prefix_cache: bool = True,
         chunk: int = 0,
+        paced: bool = True,
+        speculation: SpeculationMode = "off",
+        draft: DraftModel | None = None,
     ) -> None:
-        """`end_ids` are the tokens that the model ends an answer with; `chunk` is as in Scheduler."""
+        """`end_ids` are the tokens that the model ends an answer with; `chunk` is as in Scheduler; not `paced` means
+        that prompts come in pieces that are as large beside answers as without.
+
+        A draft model belongs to the engine, which closes it.
+        """
         self.config = config
         self.vocab_size = vocab_size
+        self.speculation: SpeculationMode = speculation
         self.kv = BlockManager(config.kv_blocks, config.block_size, share=prefix_cache)
         if self.kv.blocks_for(config.context) > config.kv_blocks:
             raise ValueError(f"{config.kv_blocks} KV blocks do not hold a context of {config.context} tokens")
+        times = StepTimes()
         self.scheduler = Scheduler(
             self.kv,
             max_tokens=config.max_tokens,
             max_sequences=config.max_sequences,
             max_rows=config.max_rows,
             chunk=chunk,
+            times=times if paced else None,
+        )
+        self._speculation = Speculation(
+            speculation, self.kv, times, max_tokens=config.max_tokens, max_rows=config.max_rows, draft=draft
         )
         self._executable = executable
         self._sampler = Sampler(vocab_size)
@@ -143,18 +159,27 @@ class Engine:
         meant to end the program (KeyboardInterrupt) is raised; outputs that were made by then come with the next step.
         """
         self._leave_aborted()
-        chunks = self.scheduler.schedule()
+        started = time.perf_counter()
+        chunks = self._speculation.extend(self.scheduler.schedule(), self.scheduler.running, self._room, self._guess)
+        answers = sum(chunk.decodes for chunk in chunks)
+        prompt_tokens = sum(chunk.count for chunk in chunks) - answers
+        if not prompt_tokens:
+            started = time.perf_counter()  # what drafting takes is counted by itself
+        steps = self._counters.steps
         try:
             for hidden in (False, True):
                 self._run([chunk for chunk in chunks if chunk.sequence.hidden == hidden])
         except BaseException:
             self.scheduler.rollback(chunks)  # of what is committed it takes nothing back
             raise
+        if self._counters.steps > steps:
+            self._count_drafts(*self._speculation.settle(answers, prompt_tokens, time.perf_counter() - started))
         outputs, self._outputs = self._outputs, []
         return outputs
 
     def close(self) -> None:
         self._sampler.close()
+        self._speculation.close()
         self._executable.close()
 
     def _run(self, chunks: list[Chunk]) -> None:
@@ -205,6 +230,32 @@ class Engine:
         self._counters.steps_mixed += 0 < prompts < len(chunks)
         self._counters.steps_cached += any(chunk.sequence.cached for chunk in chunks)
 
+    def _count_drafts(self, drafted: int, accepted: int) -> None:
+        self._counters.steps_speculated += drafted > 0
+        self._counters.drafted += drafted
+        self._counters.accepted += accepted
+        self._counters.rejected += drafted - accepted
+
+    def _room(self, sequence: Sequence) -> int:
+        """How many tokens it makes sense to draft: another is drawn behind them, and the answer may end before."""
+        request = self._requests[sequence.id]
+        if request.params.beam_width:
+            return 0
+        most = self.config.context - len(sequence.tokens)
+        if request.params.max_tokens is not None:
+            most = min(most, request.params.max_tokens + sequence.prompt_length - len(sequence.tokens))
+        return max(0, most - 1)
+
+    def _guess(self, sampler: Sampler, sequence: Sequence, shadow: Sequence, logits: int) -> int:
+        """What the target would draw from logits of a draft model. LocalInferError if it is not among its tokens."""
+        request = self._requests[sequence.id]
+        early = len(shadow.tokens) - shadow.prompt_length < request.params.min_tokens
+        draw, banned = request.choices[sequence.index].draw, request.banned if early else None
+        token, _ = sampler.draw(logits, shadow, request.params, draw, banned)
+        if token >= self.vocab_size:
+            raise LocalInferError(f"token {token} is not in the vocabulary")
+        return token
+
     def _fail(self, sequences: list[Sequence], error: Exception) -> None:
         for sequence in sequences:
             if (request := self._requests.get(sequence.id)) is not None:
@@ -233,7 +284,7 @@ class Engine:
             elif not request.first_token:
                 self._begin_answers(request, rows.row(index))
             else:
-                self._draw(request, request.choices[sequence.index], rows.row(index))
+                return self._answer(request, request.choices[sequence.index], rows, index)
 
     def _tell_prompt_logprob(self, request: Request, sequence: Sequence, position: int, logits: int) -> None:
         top = request.params.prompt_logprobs
@@ -250,6 +301,15 @@ class Engine:
             self._executable.copy_blocks(copies)
         for choice in request.choices:
             self._draw(request, choice, logits)
+
+    def _answer(self, request: Request, choice: Choice, rows: Rows, index: int) -> None:
+        """Draws the next token; if it was drafted, the row behind it holds too, and so on."""
+        self._draw(request, choice, rows.row(index))
+        for count, token in enumerate(rows.drafts, 1):
+            if choice.finish_reason is not None or choice.sequence.tokens[-1] != token:
+                break
+            self._speculation.accept(choice.sequence)
+            self._draw(request, choice, rows.row(index + count))
 
     def _search(self, request: Request, search: BeamSearch, sequence: Sequence, logits: int) -> None:
         """A beam has its logits. Once all beams have, the search goes a step further, and ends perhaps."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 from localinfer.engine.sequence import Chunk, Sequence
@@ -13,7 +14,8 @@ from localinfer.kernels.base import Batch, Executable, Hidden, Logits
 class Rows:
     """What a step brought one sequence: `count` float32 rows of `size` numbers, of its tokens from position `first` on.
 
-    They lie at `address`, one behind the other, until the next step; `owner` keeps them there.
+    They lie at `address`, one behind the other, until the next step; `owner` keeps them there. The last `len(drafts)`
+    are those of drafted tokens.
     """
 
     owner: Logits | Hidden
@@ -23,6 +25,7 @@ class Rows:
     count: int
     size: int
     address: int
+    drafts: Tokens[int] = ()
 
     def row(self, index: int) -> int:
         """The address of a row."""
@@ -35,7 +38,8 @@ def batch_of_chunks(chunks: list[Chunk]) -> Batch:
     for chunk in chunks:
         sequence, first, last = chunk.sequence, chunk.sequence.computed, chunk.sequence.computed + chunk.count
         batch.tokens.extend(sequence.tokens[first:last])
-        batch.positions.extend(range(first, last))
+        batch.tokens.extend(chunk.drafts)
+        batch.positions.extend(range(first, last + len(chunk.drafts)))
         batch.starts.append(len(batch.tokens))
         batch.block_table.extend(sequence.blocks)
         batch.table_starts.append(len(batch.block_table))
@@ -59,7 +63,7 @@ def run_step(executable: Executable, chunks: list[Chunk]) -> list[Rows]:
     address, found = owner.address, []
     for chunk in chunks:
         if rows := chunk.rows:
-            first = chunk.sequence.computed + chunk.count - rows
-            found.append(Rows(owner, chunk.sequence, first, rows, size, address))
+            first = chunk.sequence.computed + chunk.count + len(chunk.drafts) - rows
+            found.append(Rows(owner, chunk.sequence, first, rows, size, address, chunk.drafts))
             address += 4 * size * rows
     return found

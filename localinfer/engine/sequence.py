@@ -61,20 +61,29 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Chunk:
-    """`count` tokens of a sequence, from its `computed`-th, to be processed in the next step."""
+    """`count` tokens of a sequence, from its `computed`-th, to be processed in the next step.
+
+    Where these are its last, `drafts` come behind them: tokens that it may go on with.
+    """
 
     sequence: Sequence
     count: int
+    drafts: Tokens[int] = ()
 
     @property
     def rows(self) -> int:
         """Of how many of its tokens, the last of them, a row is wanted."""
-        return self.sequence.rows(self.count)
+        return self.sequence.rows(self.count) + len(self.drafts)
 
     @property
     def more_logits(self) -> int:
         """How many rows of logits it wants beyond the one that every sequence may have."""
         return 0 if self.sequence.hidden else max(0, self.rows - 1)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it goes on with an answer: the only token that is to be processed was drawn."""
+        return self.sequence.remaining == 1 and len(self.sequence.tokens) > self.sequence.prompt_length
 
     @property
     def finishes(self) -> bool:
