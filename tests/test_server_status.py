@@ -350,6 +350,21 @@ def test_the_log_has_a_line_for_every_request_to_a_model(client: httpx.Client, l
     assert " tokens=6 " in line
 
 
+def test_other_requests_have_lines_if_that_is_asked_for(path: Path, tmp_path: Path) -> None:
+    for verbose in (False, True):
+        log = tmp_path / f"log-{verbose}"
+        settings = ServerSettings(log_file=str(log), verbose=verbose)
+        with served(LLM(path, context=64, threads=1), settings) as server, httpx.Client(base_url=server.url) as client:
+            assert client.get("/health").status_code == 200
+            assert client.get("/v1/models/x").status_code == 404
+            assert client.post("/tokenize", json={"prompt": "a"}).status_code == 200
+            metrics = client.get("/metrics").text
+        found = re.findall(r"endpoint=(\S+) status=(\d+)", log.read_text())
+        silent = [("/health", "200"), ("/v1/models/{model}", "404")] if verbose else []
+        assert found == [*silent, ("/tokenize", "200"), *([("/metrics", "200")] if verbose else [])]
+        assert 'localinfer:http_requests_total{endpoint="/health",status="200"} 1.0' in metrics
+
+
 def test_the_log_names_the_token_that_broke_the_prefix(client: httpx.Client, log: Path) -> None:
     def ask(text: str) -> str:
         body = {"messages": [{"role": "user", "content": text}], "temperature": 0}
@@ -367,7 +382,7 @@ def test_the_openapi_document_is_valid_and_complete(client: httpx.Client) -> Non
     assert document["openapi"].startswith("3.1")
     OpenAPIV31SpecValidator(document).validate()
     operations = {(method.upper(), path) for path, found in document["paths"].items() for method in found}
-    assert operations == {(e.method, e.path.replace(":path", "")) for e in ENDPOINTS}
+    assert operations == {(endpoint.method, endpoint.name) for endpoint in ENDPOINTS}
     ids = [operation["operationId"] for found in document["paths"].values() for operation in found.values()]
     assert len(set(ids)) == len(ids)
     text = json.dumps(document)

@@ -15,12 +15,13 @@ from starlette.routing import Route
 
 from localinfer.errors import LocalInferError
 from localinfer.server.errors import ApiError, error_response
+from localinfer.server.handling import recorded
 from localinfer.server.metrics import Metrics
 from localinfer.server.openapi import document
 from localinfer.server.record import RequestRecord
 from localinfer.server.registry import ModelRegistry
 from localinfer.server.request_log import RequestLog
-from localinfer.server.routes import ENDPOINTS, Handler
+from localinfer.server.routes import ENDPOINTS, Endpoint, Handler
 from localinfer.server.settings import ServerSettings
 
 
@@ -37,7 +38,7 @@ def create_app(registry: ModelRegistry, settings: ServerSettings) -> Starlette:
         log.close()
 
     app = Starlette(
-        routes=[Route(endpoint.path, _guarded(endpoint.handler), methods=[endpoint.method]) for endpoint in ENDPOINTS],
+        routes=[Route(endpoint.path, _guarded(endpoint), methods=[endpoint.method]) for endpoint in ENDPOINTS],
         exception_handlers={
             ApiError: _on_error,
             LocalInferError: _on_error,
@@ -48,10 +49,12 @@ def create_app(registry: ModelRegistry, settings: ServerSettings) -> Starlette:
     )
     log = RequestLog.to_file(Path(settings.log_file)) if settings.log_file else RequestLog.to_standard_error()
     metrics = Metrics(registry.loaded, lambda: log.lost)
+    asking = {endpoint.path for endpoint in ENDPOINTS if endpoint.asks}
 
     def report(record: RequestRecord) -> None:
-        log.request(record)
         metrics.request(record)
+        if settings.verbose or record.endpoint in asking:
+            log.request(record)
 
     app.state.registry = registry
     app.state.settings = settings
@@ -62,8 +65,9 @@ def create_app(registry: ModelRegistry, settings: ServerSettings) -> Starlette:
     return app
 
 
-def _guarded(handler: Handler) -> Handler:
+def _guarded(endpoint: Endpoint) -> Handler:
     """Answers 500 to what nobody foresaw, and logs it. Raised further, it would also close the client's connection."""
+    handler = endpoint.handler if endpoint.asks else _recorded(endpoint)
 
     async def guarded(request: Request) -> Response:
         try:
@@ -75,6 +79,18 @@ def _guarded(handler: Handler) -> Handler:
             return error_response(error)
 
     return guarded
+
+
+def _recorded(endpoint: Endpoint) -> Handler:
+    """Keeps the record that handlers of questions to models keep themselves."""
+
+    async def handler(request: Request) -> Response:
+        async with recorded(request, endpoint.name) as record:
+            response = await endpoint.handler(request)
+            record.done(response.status_code)
+            return response
+
+    return handler
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

@@ -32,8 +32,7 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     schemas = dict(zip([*types, ErrorBody], described, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        path = re.sub(r"{(\w+):\w+}", r"{\1}", endpoint.path)
-        paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, path, schemas)
+        paths.setdefault(endpoint.name, {})[endpoint.method.lower()] = _operation(endpoint, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -55,7 +54,7 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     }
 
 
-def _operation(endpoint: Endpoint, path: str, schemas: dict[Any, Any]) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
     undescribed = {"type": "object" if endpoint.media_type == "application/json" else "string"}
     content: dict[str, Any] = {endpoint.media_type: {"schema": schemas.get(endpoint.response, undescribed)}}
     about = "The answer"
@@ -65,10 +64,7 @@ def _operation(endpoint: Endpoint, path: str, schemas: dict[Any, Any]) -> dict[s
     operation: dict[str, Any] = {
         "operationId": f"{endpoint.handler.__module__.rpartition('.')[2]}_{endpoint.handler.__name__}",
         "summary": endpoint.summary,
-        "parameters": [
-            *({"name": name, "in": "path", "required": True, **_STRING} for name in re.findall(r"{(\w+)}", path)),
-            *({"name": name, "in": "query", "description": about, **_STRING} for name, about in endpoint.query),
-        ],
+        "parameters": [*_in_path(endpoint), *_in_query(endpoint)],
         "responses": {
             "200": {"description": about, "content": content},
             "default": {
@@ -86,4 +82,13 @@ def _operation(endpoint: Endpoint, path: str, schemas: dict[Any, Any]) -> dict[s
     return operation
 
 
-_STRING = {"schema": {"type": "string"}}
+def _in_path(endpoint: Endpoint) -> list[dict[str, Any]]:
+    names = re.findall(r"{(\w+)}", endpoint.name)
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+
+
+def _in_query(endpoint: Endpoint) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "query", "description": about, "schema": {"type": "string"}}
+        for name, about in endpoint.query
+    ]

@@ -30,7 +30,7 @@ from localinfer.server.record import RequestRecord
 WAITING_LINES = 4096  # lines that may wait for the disk or a terminal; those behind them are lost
 LONGEST_VALUE = 300  # characters of a value
 
-_BARE = re.compile(r"[A-Za-z0-9_./:,;@%+*()-]+")
+_BARE = re.compile(r"[A-Za-z0-9_./:,;@%+*(){}-]+")
 
 
 class RequestLog:

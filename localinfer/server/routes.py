@@ -44,6 +44,16 @@ class Endpoint:
     query: tuple[tuple[str, str], ...] = ()
     media_type: str = "application/json"  # of the answer
 
+    @property
+    def name(self) -> str:
+        """The path as people and OpenAPI write it: {model}, not {model:path}."""
+        return self.path.replace(":path}", "}")
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks something of a model, which has a line in the log."""
+        return self.request is not None
+
 
 _MODEL = ("model", "Another than the default model")
 
