@@ -297,9 +297,11 @@ def test_props_have_the_shape_that_llama_cpp_gives_them(client: httpx.Client, pa
     assert settings["params"]["n_predict"] == -1
 
 
-def test_slots_show_what_is_computed(client: httpx.Client) -> None:
-    idle = client.get("/slots").json()
-    assert idle == [{"id": id, "n_ctx": CONTEXT, "speculative": False, "is_processing": False} for id in range(2)]
+def test_slots_show_what_is_computed(client: httpx.Client, server: Served) -> None:
+    (model,) = server.app.state.registry.loaded()
+    speculative = model.llm.engine.speculation != "off"
+    idle = [{"id": id, "n_ctx": CONTEXT, "speculative": speculative, "is_processing": False} for id in range(2)]
+    assert client.get("/slots").json() == idle
     body = {"messages": FOREVER, "max_tokens": 200, "seed": 7, "stream": True}
     with client.stream("POST", "/v1/chat/completions", json=body) as first:
         events = first.iter_bytes()

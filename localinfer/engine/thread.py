@@ -15,9 +15,9 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from localinfer.engine.engine import Engine
+from localinfer.engine.pooling import Pooling
 from localinfer.engine.request import Output, Request, TextDecoder
 from localinfer.engine.sampling import SamplingParams
 from localinfer.errors import LocalInferError
@@ -51,7 +51,7 @@ class Job:
     params: SamplingParams
     new_decoder: Callable[[], TextDecoder] | None = None
     priority: int = 0
-    pooling: Literal["mean", "last", "cls"] | None = None
+    pooling: Pooling | None = None
 
 
 class Answers:

@@ -15,6 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from localinfer.engine.llm import LLM
+from localinfer.engine.pooling import Pooling
 from localinfer.engine.request import Request
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.thread import Job
@@ -27,7 +28,6 @@ from localinfer.server.schemas.embeddings import (
     EmbeddingRequest,
     EmbeddingResponse,
     EmbeddingUsage,
-    Pooling,
 )
 
 DEFAULT_POOLING: Pooling = "mean"

@@ -106,7 +106,8 @@ def _health(info: ModelInfo, model: ServedModel | None) -> ModelHealth:
 
 def _slots(model: ServedModel) -> Iterator[Slot]:
     """One per sequence that can be computed at the same time; the answers that are computed come first."""
-    config = model.llm.engine.config
+    engine = model.llm.engine
+    config, speculative = engine.config, engine.speculation != "off"
     running = [
         (request, choice)
         for request in model.thread.requests
@@ -114,7 +115,7 @@ def _slots(model: ServedModel) -> Iterator[Slot]:
         if choice.finish_reason is None and choice.sequence.blocks
     ]
     for id in range(config.max_sequences):
-        slot = Slot(id=id, n_ctx=config.context, speculative=False, is_processing=id < len(running))
+        slot = Slot(id=id, n_ctx=config.context, speculative=speculative, is_processing=id < len(running))
         if slot.is_processing:
             _tell_progress(slot, *running[id])
         yield slot

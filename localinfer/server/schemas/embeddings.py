@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from localinfer.engine.pooling import Pooling
 from localinfer.server.schemas.sampling import Count, Priority
 
 MOST_INPUTS = 2048  # OpenAI's
-
-Pooling = Literal["mean", "last", "cls"]
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
