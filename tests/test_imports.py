@@ -35,7 +35,7 @@ ALLOWED = {
     "__main__": {"cli"},
 }
 # Policy decides about integers: no tensors, no native code, no backend.
-INTEGERS_ONLY = {"engine.scheduler", "engine.kv", "engine.sequence"}
+INTEGERS_ONLY = {f"engine.{n}" for n in ("draft_control", "kv", "ngram", "scheduler", "sequence", "step_times")}
 # Third-party packages that may be imported as soon as a module is (which is itself imported late, but for the first).
 SERVER = {"starlette", "uvicorn", "msgspec", "prometheus_client"}
 AT_ONCE = {

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localinfer.cli.options import Backend, Json, KvType, Model, Threads
+from localinfer.cli.options import Backend, Draft, Json, KvType, Model, Threads
 from localinfer.cli.output import aside, emit_json, emit_table, note, size
 from localinfer.errors import LocalInferError
 
@@ -18,12 +18,26 @@ def command(
     threads: Threads = 0,
     backend: Backend = "auto",
     kv_type: KvType = "f16",
+    determinism: Annotated[
+        bool, typer.Option("--determinism", help="Compare tokens instead: alone and in crowds of every kind.")
+    ] = False,
+    draft: Draft = "",
     json: Json = False,
 ) -> None:
-    """Measure how fast a model runs here.
+    """Measure how fast a model runs here, or with --determinism, check that load changes no token.
 
     Prefill and decode of random tokens, at several lengths and depths if asked: --depth 0,4096.
+
+    With --determinism a recorded workload of mixed requests is answered one by one on one thread, and then in batches
+    of up to 32, with and without prefix cache, preemption and drafts, on several threads. The exit code is 1 if any
+    token differs.
     """
+    if determinism:
+        from localinfer.cli.determinism import check_determinism
+
+        return check_determinism(model, draft=draft, threads=threads, backend=backend, kv_type=kv_type, json=json)
+    if draft:
+        raise typer.BadParameter("--draft goes with --determinism: the rates of a model do not depend on drafts")
     if rounds < 1:
         raise typer.BadParameter(f"--rounds is {rounds}, but must be at least 1")
     report = bench(
@@ -102,7 +116,7 @@ def bench(
         digest = file_sha256(path, report)
         start = time.perf_counter()
         wishes = Wishes(context_needed(wanted), *kv_types(kv_type), threads)
-        executable, backend, plan, _ = load_model(file, wishes, backend=backend_name)
+        executable, backend, plan, *_ = load_model(file, wishes, backend=backend_name)
         load_seconds = time.perf_counter() - start
         try:
             stepper = Stepper(executable, plan.program.vocab_size, plan.config)

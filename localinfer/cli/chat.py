@@ -4,7 +4,17 @@ from typing import Annotated, Any
 
 import typer
 
-from localinfer.cli.options import Backend, Context, KvType, Template, Threads, refuse_other_encodings, with_sampling
+from localinfer.cli.options import (
+    Backend,
+    Context,
+    Draft,
+    KvType,
+    Speculation,
+    Template,
+    Threads,
+    refuse_other_encodings,
+    with_sampling,
+)
 from localinfer.cli.output import aside
 from localinfer.cli.pull import offer_to_pull
 from localinfer.errors import UnsupportedError
@@ -23,6 +33,8 @@ def command(
     threads: Threads = 0,
     backend: Backend = "auto",
     kv_type: KvType = "f16",
+    speculation: Speculation = "auto",
+    draft: Draft = "",
     template: Template = "",
     *,
     sampling: dict[str, Any],
@@ -42,7 +54,9 @@ def command(
     from localinfer.cli.messages import MessageReader
     from localinfer.hub.folders import config_folder
 
-    with load_model(name, template=template, context=context, threads=threads, backend=backend, kv_type=kv_type) as llm:
+    options = {"context": context, "threads": threads, "backend": backend, "kv_type": kv_type}
+    options |= {"speculation": speculation, "draft": draft or None}
+    with load_model(name, template=template, **options) as llm:
         if llm.chat_template is None:
             raise _no_chat(name)
         recommended, _ = recommended_sampling(llm.chat_defaults, llm.path)

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
@@ -36,6 +36,20 @@ KvType = Annotated[
         parser=_kv_type,
         metavar="TYPE[,TYPE]",
         help=f"How keys and values of earlier tokens are kept: {', '.join(KV_TYPES)}, or one for each, as f16,int8.",
+    ),
+]
+Speculation = Annotated[
+    Literal["auto", "off", "ngram", "draft"],
+    typer.Option(
+        "--speculation",
+        help="Guess tokens ahead, which changes no answer: where that measures faster (auto), never (off), always by "
+        "looking earlier text up (ngram), or always with the draft model (draft).",
+    ),
+]
+Draft = Annotated[
+    str,
+    typer.Option(
+        "--draft", help="A small model of the same vocabulary, to guess tokens ahead with.", show_default=False
     ),
 ]
 Template = Annotated[

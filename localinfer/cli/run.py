@@ -8,9 +8,11 @@ import typer
 from localinfer.cli.options import (
     Backend,
     Context,
+    Draft,
     Json,
     KvType,
     Model,
+    Speculation,
     Template,
     Threads,
     refuse_other_encodings,
@@ -42,6 +44,8 @@ def command(
     threads: Threads = 0,
     backend: Backend = "auto",
     kv_type: KvType = "f16",
+    speculation: Speculation = "auto",
+    draft: Draft = "",
     template: Template = "",
     stats: Annotated[bool, typer.Option("--stats", help="Say counts and speed on standard error.")] = False,
     json: Json = False,
@@ -64,7 +68,16 @@ def command(
     from localinfer.hub.store import full_name, is_path
 
     name = model if is_path(model) or not model else full_name(model)
-    llm = load_model(name, template=template, context=context, threads=threads, backend=backend, kv_type=kv_type)
+    llm = load_model(
+        name,
+        template=template,
+        context=context,
+        threads=threads,
+        backend=backend,
+        kv_type=kv_type,
+        speculation=speculation,
+        draft=draft or None,
+    )
     # Nothing is lost when Ctrl-C ends the process, so it may do that at once.
     with llm, interrupt_ends():
         try:

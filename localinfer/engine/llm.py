@@ -29,6 +29,7 @@ from localinfer.engine.pooling import Pooling
 from localinfer.engine.prompt import Message, chat_prompt
 from localinfer.engine.request import Choice, FinishReason, Output, Request, TextDecoder, TokenLogprob
 from localinfer.engine.sampling import SamplingParams
+from localinfer.engine.speculation import SpeculationMode
 from localinfer.errors import LocalInferError, UnsupportedError
 from localinfer.formats.gguf import open_gguf
 from localinfer.hub.store import resolve
@@ -214,6 +215,8 @@ class LLM:
         kv_tokens: int | None = None,
         promised: int = 0,
         prefix_cache: bool = True,
+        speculation: SpeculationMode = "auto",
+        draft: str | os.PathLike[str] | None = None,
         chat_template: str | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -224,6 +227,10 @@ class LLM:
         `max_sequences` answers are computed at the same time; prompts are processed in pieces of `chunk` tokens;
         `kv_tokens` and `promised` are as in Wishes (engine/plan.py); `chat_template` is jinja2 source to use instead
         of the file's. `progress` is called with bytes done and bytes in all.
+
+        `draft` is a small model of the same vocabulary that guesses the next tokens of this one. `speculation` "auto"
+        has tokens guessed, by it and by looking earlier text up, where that measures faster; "ngram" (looking up) and
+        "draft" always do, "off" never does. The answers are the same.
 
         Raises FormatError, UnsupportedError or MemoryPlanError, before much is read, and LocalInferError for an
         argument that makes no sense.
@@ -237,14 +244,23 @@ class LLM:
             raise wrong("backend", backend, 'the name of a backend, or "auto"')
         types = kv_types(kv_type)
         wishes = Wishes(context, *types, threads, max_sequences, chunk, kv_tokens=kv_tokens, promised=promised)
-        with ExitStack() as undo:  # a file that is not loaded does not stay open
+        if not isinstance(draft, str | os.PathLike | None):
+            raise wrong("draft", draft, "the name of an installed model, or the path of a .gguf file")
+        with ExitStack() as undo, ExitStack() as reading:  # a file that is not loaded does not stay open
             self._file = undo.enter_context(open_gguf(self.path))
             self.metadata = self._file.metadata
             self.tokenizer = load_tokenizer(self.metadata)
             self.chat_defaults = chat_defaults(self.metadata)
             self.chat_template = _template(self.metadata, chat_template)
             loaded = load(
-                self._file, self.tokenizer, wishes, backend=backend, prefix_cache=prefix_cache, progress=progress
+                self._file,
+                self.tokenizer,
+                wishes,
+                backend=backend,
+                prefix_cache=prefix_cache,
+                speculation=speculation,
+                draft=None if draft is None else reading.enter_context(open_gguf(resolve(draft))),
+                progress=progress,
             )
             undo.pop_all()
         self._engine = loaded.engine

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+from localinfer.engine.checks import wrong
+from localinfer.engine.draft import DraftModel
 from localinfer.engine.engine import Engine
 from localinfer.engine.plan import Plan, Wishes, make_plan
 from localinfer.engine.sampling import SamplingParams
+from localinfer.engine.speculation import SpeculationMode
 from localinfer.errors import FormatError, LocalInferError, UnsupportedError
 from localinfer.formats.gguf import GGUFFile
 from localinfer.kernels import BACKENDS
 from localinfer.kernels import backend as find_backend
 from localinfer.kernels.base import Backend, Executable, Progress
 from localinfer.text.tokenizer import Tokenizer
+from localinfer.text.vocabulary_difference import vocabulary_difference
 
 # What a chat samples with unless the model file or the caller says otherwise.
 CHAT_DEFAULTS = SamplingParams(temperature=0.7, top_k=40, top_p=0.95)
@@ -32,12 +36,13 @@ _SAMPLING_KEYS = {
 
 
 class LoadedModel(NamedTuple):
-    """A model that can take steps."""
+    """A model that can take steps, and its draft model if it has one."""
 
     executable: Executable
     backend: Backend
     plan: Plan
     notes: tuple[str, ...]
+    draft: Executable | None = None
 
 
 class Loaded(NamedTuple):
@@ -72,12 +77,22 @@ def choose_backend(name: str = "auto") -> tuple[Backend, str]:
 
 
 def load_model(
-    file: GGUFFile, wishes: Wishes, *, backend: str = "auto", progress: Progress | None = None
+    file: GGUFFile,
+    wishes: Wishes,
+    *,
+    draft: GGUFFile | None = None,
+    backend: str = "auto",
+    progress: Progress | None = None,
 ) -> LoadedModel:
     """Plans, reserves and loads, without an engine. Raises and tells as `load` does."""
     chosen, note = choose_backend(backend)
     notes = [note] if note else []
-    plan = make_plan(file, chosen, wishes)
+    if draft and (difference := vocabulary_difference(file.metadata, draft.metadata)):
+        raise LocalInferError(
+            f"{draft.paths[0]} cannot draft for {file.paths[0]}, because its vocabulary is another one: {difference}",
+            "a draft model must be a smaller model of the same family",
+        )
+    plan = make_plan(file, chosen, wishes, draft)
     if plan.config.context > plan.program.context_length:
         notes.append(
             f"a context of {plan.config.context} tokens is more than the {plan.program.context_length} "
@@ -87,7 +102,15 @@ def load_model(
         say(note)
     executable = chosen.load(plan.program, file, plan.config, progress)
     file.drop_pages()
-    return LoadedModel(executable, chosen, plan, tuple(notes))
+    drafting = None
+    if draft and plan.draft:
+        try:
+            drafting = chosen.load(plan.draft.program, draft, plan.draft.config, progress)
+        except BaseException:
+            executable.close()
+            raise
+        draft.drop_pages()
+    return LoadedModel(executable, chosen, plan, tuple(notes), drafting)
 
 
 def load(
@@ -97,20 +120,45 @@ def load(
     *,
     backend: str = "auto",
     prefix_cache: bool = True,
+    speculation: SpeculationMode = "auto",
+    draft: GGUFFile | None = None,
     progress: Progress | None = None,
 ) -> Loaded:
-    """Plans, reserves and loads. Notes also go to standard error. MemoryPlanError if it does not fit."""
+    """Plans, reserves and loads. Notes also go to standard error.
+
+    MemoryPlanError if it does not fit; LocalInferError if `draft` is not of the same vocabulary, or has nothing to do.
+    """
+    _check_speculation(speculation, draft)
     for note in tokenizer.notes:
         say(note)
-    model = load_model(file, wishes, backend=backend, progress=progress)
+    model = load_model(file, wishes, draft=draft, backend=backend, progress=progress)
+    drafting = None
+    if model.draft and model.plan.draft:
+        size = model.plan.draft.program.vocab_size
+        drafting = DraftModel(model.draft, model.plan.draft.config, size, prefix_cache=prefix_cache)
     engine = Engine(
         model.executable,
         model.plan.config,
         model.plan.program.vocab_size,
         end_ids=sorted(tokenizer.stop_ids),
         prefix_cache=prefix_cache,
+        speculation=speculation,
+        draft=drafting,
     )
     return Loaded(engine, model.plan, (*tokenizer.notes, *model.notes))
+
+
+def _check_speculation(mode: SpeculationMode, draft: GGUFFile | None) -> None:
+    modes = get_args(SpeculationMode)
+    if mode not in modes:
+        raise wrong("speculation", mode, f"one of {', '.join(modes)}")
+    if mode == "draft" and draft is None:
+        raise LocalInferError('speculation is "draft", but there is no draft model', "give one: draft=..., or --draft")
+    if mode in ("off", "ngram") and draft is not None:
+        raise LocalInferError(
+            f'a draft model is given, but speculation is "{mode}", which does not use it',
+            'leave out one of them, or set speculation to "auto" or "draft"',
+        )
 
 
 def say(note: str) -> None:
