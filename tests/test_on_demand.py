@@ -292,15 +292,20 @@ def test_who_leaves_while_a_model_is_loaded_holds_nothing() -> None:
     scenario(run)
 
 
-def test_who_leaves_in_the_moment_of_the_handover_holds_nothing() -> None:
+def test_who_leaves_in_the_moment_of_the_handover_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         world = World(room=SIZE)
         registry = world.registry()
         world.may_load.clear()
         leaving = asyncio.create_task(touch(registry, "a"))
         await until(lambda: bool(world.events))
-        slot = registry._slots[0]
-        slot.waiters[0].add_done_callback(lambda waiter: leaving.cancel())
+        hand_over = registry._hand_over
+
+        def then_cancel(slot: Any) -> None:
+            hand_over(slot)
+            leaving.cancel()  # it has the model, and has not run since
+
+        monkeypatch.setattr(registry, "_hand_over", then_cancel)
         world.may_load.set()
         await asyncio.gather(leaving, return_exceptions=True)
         await touch(registry, "b")
