@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from fake_models import VOCABULARY, Alphabet, Letters, Rememberer, drain, fake_engine
 from localinfer.engine.engine import Engine
+from localinfer.engine.kv import BlockManager
 from localinfer.engine.loop import LONGEST, REPEATS, SHORTEST, loop_period
 from localinfer.engine.request import Request
 from localinfer.engine.sampling import SamplingParams
+from localinfer.engine.scheduler import Scheduler
+from localinfer.engine.sequence import Sequence
 from localinfer.errors import LocalInferError
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
@@ -255,3 +258,51 @@ def test_pieces_that_are_too_long_are_no_loop() -> None:
     assert loop_period(array("i", [*range(LONGEST + 1)] * REPEATS)) is None
     assert loop_period(array("i", [1] * (SHORTEST - 1))) is None
     assert loop_period(array("i", [0] + [1] * SHORTEST)) == 1
+
+
+# The scheduler's part.
+
+
+def test_parked_sequences_give_their_blocks_first() -> None:
+    s = Scheduler(BlockManager(4, 4, share=False), max_tokens=32, max_sequences=3)
+    first, parked = Sequence.of_prompt(0, range(8)), Sequence.of_prompt(1, range(8))
+    for each in (first, parked):
+        s.add(each)
+    s.commit(s.schedule())
+    s.park(parked)
+    assert parked.blocks
+    first.tokens.append(1)
+    s.commit(s.schedule())
+    assert (first.preemptions, parked.preemptions) == (0, 1)
+    assert parked.blocks == []
+    s.resume(parked)
+    assert s.waiting == [parked]
+    s.finish(first)
+    assert [chunk.count for chunk in s.schedule()] == [8]
+
+
+def test_a_parked_sequence_that_kept_its_blocks_goes_on() -> None:
+    s = Scheduler(BlockManager(4, 4), max_tokens=32, max_sequences=1)
+    parked, other = Sequence.of_prompt(0, range(8)), Sequence.of_prompt(1, [9])
+    s.add(parked)
+    s.commit(s.schedule())
+    s.park(parked)
+    s.add(other)
+    assert [chunk.sequence for chunk in s.schedule()] == [other], "who is parked leaves no room to others"
+    s.finish(other)
+    s.resume(parked)
+    parked.tokens.append(1)
+    assert [(chunk.sequence, chunk.count) for chunk in s.schedule()] == [(parked, 1)]
+    s.park(parked)
+    s.finish(parked)
+    assert s.kv.free == 4
+
+
+def test_who_divides_stands_next_to_its_parent() -> None:
+    s = Scheduler(BlockManager(8, 4), max_tokens=32, max_sequences=1)
+    parent, later, child = Sequence.of_prompt(0, [1]), Sequence.of_prompt(1, [2]), Sequence.of_prompt(0, [1], index=1)
+    s.add(parent)
+    s.add(later)
+    s.commit(s.schedule())
+    assert s.fork(parent, child) == []
+    assert s.waiting == [child, later]
