@@ -129,6 +129,8 @@ def test_the_application_in_typers_own_runner() -> None:
         (["run", "x", "y", "--max-tokens", "9" * 5000], "'--max-tokens'", "localinfer run --help"),
         (["bench", "x", "--decode", "-5"], "--decode takes token counts", "localinfer bench --help"),
         (["bench", "x", "--kv-type", "f8"], "--kv-type", "localinfer bench --help"),
+        (["run", "x", "y", "--kv-type", "f16,f8"], "'f16,f8' is not one of f16, bf16, int8", "localinfer run --help"),
+        (["run", "x", "y", "--kv-type", "f16,f16,f16"], "two of them", "localinfer run --help"),
     ],
 )
 def test_a_wrong_command_line_exits_with_2(arguments: list[str], message: str, hint: str, capsys: Capture) -> None:
@@ -429,6 +431,10 @@ def test_bench_measures_every_case(scripted: str, capsys: Capture) -> None:
     assert execute(["bench", scripted, *lengths, "--threads", "1", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["settings"]["threads"], report["backend"]["threads"]) == (1, "1")
+    assert execute(["bench", scripted, *lengths, "--kv-type", "f16,int8", "--json"]) == 0
+    smaller = json.loads(capsys.readouterr().out)
+    assert smaller["settings"]["kv_type"] == "f16,int8"
+    assert smaller["memory_plan"]["kv"] < report["memory_plan"]["kv"]
     assert execute(["bench", scripted, "--prompt", "8", "--decode", "0", "--rounds", "1"]) == 0
     header, row = capsys.readouterr().out.splitlines()
     assert header == "what\ttokens\tdepth\ttokens/s\tslowest\tfastest"
