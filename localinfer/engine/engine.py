@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
-from typing import get_args
 
-from localinfer.engine.beam import Beam, BeamSearch
-from localinfer.engine.checks import token_ids, wrong
+from localinfer.engine.admission import Admission
+from localinfer.engine.beam import BeamSearch
 from localinfer.engine.draft import DraftModel
 from localinfer.engine.kv import BlockManager
 from localinfer.engine.loop import loop_period
 from localinfer.engine.pooling import Pool, Pooling
 from localinfer.engine.request import Choice, FinishReason, Output, Request, TextDecoder, TokenLogprob
 from localinfer.engine.runner import Rows, run_step
-from localinfer.engine.sampler import Sampler, new_draw
+from localinfer.engine.sampler import Sampler
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.scheduler import Scheduler
 from localinfer.engine.sequence import Chunk, Sequence
 from localinfer.engine.speculation import Speculation, SpeculationMode
 from localinfer.engine.statistics import EngineStatistics
 from localinfer.engine.step_times import StepTimes
-from localinfer.engine.stop import StopMatcher
-from localinfer.errors import ContextLengthError, LocalInferError
+from localinfer.errors import LocalInferError
 from localinfer.kernels.base import Cancelled, Executable, LoadConfig
 
 
@@ -76,9 +71,8 @@ class Engine:
         )
         self._executable = executable
         self._sampler = Sampler(vocab_size)
-        self._end_ids = frozenset(end_ids)
+        self._admission = Admission(config.context, vocab_size, end_ids)
         self._requests: dict[int, Request] = {}
-        self._ids = itertools.count()
         self._aborted: deque[int] = deque()
         self._in_step: frozenset[int] = frozenset()
         self._outputs: list[Output] = []  # what `step` returns next
@@ -115,17 +109,7 @@ class Engine:
         `new_decoder` makes the decoder of one answer; without it outputs have no text, and stop texts cannot be
         found. A lower `priority` is served earlier.
         """
-        prompt = token_ids("the prompt", prompt, self.vocab_size)
-        self._check_length(prompt, params)
-        token_ids("stop_token_ids", params.stop_token_ids, self.vocab_size)
-        token_ids("logit_bias", params.logit_bias, self.vocab_size)
-        if params.stop and new_decoder is None:
-            raise LocalInferError("stop texts need a decoder, or use stop_token_ids")
-        request = self._new_request(prompt, params, new_decoder, priority)
-        if params.prompt_logprobs is not None:
-            request.prompt_logprobs = [None]
-            request.choices[0].sequence.rows_from = 0
-        return self._queue(request)
+        return self._queue(self._admission.answer(prompt, params, new_decoder, priority))
 
     def add_embedding(self, prompt: Tokens[int], *, pooling: Pooling = "mean", priority: int = 0) -> Request:
         """Queues token ids whose hidden states are wanted as one vector, `Request.embedding` once it is finished.
@@ -133,15 +117,7 @@ class Engine:
         See engine/pooling.py for what `pooling` means. The prefix cache is not used. ContextLengthError if the prompt
         is longer than the context.
         """
-        if pooling not in get_args(Pooling):
-            raise wrong("pooling", pooling, f"one of {', '.join(get_args(Pooling))}")
-        prompt = token_ids("the prompt", prompt, self.vocab_size)
-        self._check_length(prompt, None)
-        request = self._new_request(prompt, SamplingParams(), None, priority)
-        request.pool = Pool(pooling, len(prompt))
-        sequence = request.choices[0].sequence
-        sequence.hidden, sequence.rows_from = True, request.pool.rows_from
-        return self._queue(request)
+        return self._queue(self._admission.embedding(prompt, pooling, priority))
 
     def abort(self, request_id: int) -> None:
         """Ends a request with "cancelled", waiting or running; a step that works for it stops early.
@@ -443,77 +419,7 @@ class Engine:
             if request is not None:
                 self._end(request, "cancelled", "by the caller")
 
-    def _new_request(
-        self,
-        prompt: Tokens[int],
-        params: SamplingParams,
-        new_decoder: Callable[[], TextDecoder] | None,
-        priority: int,
-    ) -> Request:
-        id = next(self._ids)
-        seed = int.from_bytes(os.urandom(6), "little") if params.seed is None else params.seed
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
-        choices = [
-            Choice(
-                index,
-                Sequence.of_prompt(id, prompt, index=index, priority=priority),
-                new_decoder() if new_decoder else None,
-                StopMatcher(params.stop),
-                new_draw(params, seed, index),
-            )
-            for index in range(params.drawn)
-        ]
-        search = self._new_search(params, choices[0].sequence, stop_ids, new_decoder) if params.beam_width else None
-        return Request(
-            id=id,
-            params=params,
-            seed=seed,
-            priority=priority,
-            prompt=array("i", prompt),
-            choices=choices,
-            arrived=time.perf_counter(),
-            stop_ids=stop_ids,
-            banned=array("i", sorted(stop_ids)),
-            search=search,
-        )
-
-    def _new_search(
-        self,
-        params: SamplingParams,
-        sequence: Sequence,
-        stop_ids: frozenset[int],
-        new_decoder: Callable[[], TextDecoder] | None,
-    ) -> BeamSearch:
-        room = self.config.context - len(sequence.tokens)
-        limit = room if params.max_tokens is None else min(params.max_tokens, room)
-
-        def ends(answer: array[int]) -> bool:
-            if answer[-1] in stop_ids:
-                return True
-            if not params.stop or new_decoder is None:
-                return False
-            decoder, stops = new_decoder(), StopMatcher(params.stop)
-            for place, token in enumerate(answer):
-                text = decoder.push(token)
-                if place >= params.min_tokens:
-                    stops.push(text)
-            return stops.matched is not None
-
-        return BeamSearch(params.beam_width, params.length_penalty, limit, ends, [Beam(sequence)])
-
     def _queue(self, request: Request) -> Request:
         self._requests[request.id] = request
         self.scheduler.add(request.choices[0].sequence)
         return request
-
-    def _check_length(self, prompt: Tokens[int], params: SamplingParams | None) -> None:
-        """`params` None: no token is asked for."""
-        context, asked = self.config.context, params.max_tokens if params else 0
-        if not prompt:
-            raise LocalInferError("the prompt is empty: there is no token to continue from")
-        if len(prompt) + (1 if asked is None else asked) > context:
-            more = f" and {asked} more are asked for" if asked else ""
-            raise ContextLengthError(
-                f"the prompt has {len(prompt)} tokens{more}, but the context holds {context}",
-                "shorten the prompt, lower max_tokens, or load the model with a larger context",
-            )

@@ -1,0 +1,121 @@
+"""Makes a Request of what is asked, or says why it cannot be answered."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Tokens
+from typing import get_args
+
+from localinfer.engine.beam import Beam, BeamSearch
+from localinfer.engine.checks import token_ids, wrong
+from localinfer.engine.pooling import Pool, Pooling
+from localinfer.engine.request import Choice, Request, TextDecoder
+from localinfer.engine.sampler import new_draw
+from localinfer.engine.sampling import SamplingParams
+from localinfer.engine.sequence import Sequence
+from localinfer.engine.stop import StopMatcher
+from localinfer.errors import ContextLengthError, LocalInferError
+
+NewDecoder = Callable[[], TextDecoder] | None
+
+
+class Admission:
+    """Numbers requests and knows what one may ask of a model with `vocab_size` tokens and so long a context.
+
+    `end_ids` are the tokens that the model ends an answer with.
+    """
+
+    def __init__(self, context: int, vocab_size: int, end_ids: Iterable[int]) -> None:
+        self._context = context
+        self._vocab_size = vocab_size
+        self._end_ids = frozenset(end_ids)
+        self._ids = itertools.count()
+
+    def answer(self, prompt: Tokens[int], params: SamplingParams, new_decoder: NewDecoder, priority: int) -> Request:
+        """A request for answers; see Engine.add_request."""
+        prompt = token_ids("the prompt", prompt, self._vocab_size)
+        self._check_length(prompt, params.max_tokens)
+        token_ids("stop_token_ids", params.stop_token_ids, self._vocab_size)
+        token_ids("logit_bias", params.logit_bias, self._vocab_size)
+        if params.stop and new_decoder is None:
+            raise LocalInferError("stop texts need a decoder, or use stop_token_ids")
+        request = self._request(prompt, params, new_decoder, priority)
+        if params.prompt_logprobs is not None:
+            request.prompt_logprobs = [None]
+            request.choices[0].sequence.rows_from = 0
+        if params.beam_width:
+            request.search = self._search(request, new_decoder)
+        return request
+
+    def embedding(self, prompt: Tokens[int], pooling: Pooling, priority: int) -> Request:
+        """A request for one vector; see Engine.add_embedding."""
+        if pooling not in get_args(Pooling):
+            raise wrong("pooling", pooling, f"one of {', '.join(get_args(Pooling))}")
+        prompt = token_ids("the prompt", prompt, self._vocab_size)
+        self._check_length(prompt, 0)
+        request = self._request(prompt, SamplingParams(), None, priority)
+        request.pool = Pool(pooling, len(prompt))
+        sequence = request.choices[0].sequence
+        sequence.hidden, sequence.rows_from = True, request.pool.rows_from
+        return request
+
+    def _request(self, prompt: Tokens[int], params: SamplingParams, new_decoder: NewDecoder, priority: int) -> Request:
+        id = next(self._ids)
+        seed = int.from_bytes(os.urandom(6), "little") if params.seed is None else params.seed
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
+        choices = [
+            Choice(
+                index,
+                Sequence.of_prompt(id, prompt, index=index, priority=priority),
+                new_decoder() if new_decoder else None,
+                StopMatcher(params.stop),
+                new_draw(params, seed, index),
+            )
+            for index in range(params.drawn)
+        ]
+        return Request(
+            id=id,
+            params=params,
+            seed=seed,
+            priority=priority,
+            prompt=array("i", prompt),
+            choices=choices,
+            arrived=time.perf_counter(),
+            stop_ids=stop_ids,
+            banned=array("i", sorted(stop_ids)),
+        )
+
+    def _search(self, request: Request, new_decoder: NewDecoder) -> BeamSearch:
+        params, stop_ids = request.params, request.stop_ids
+        room = self._context - len(request.prompt)
+        limit = room if params.max_tokens is None else min(params.max_tokens, room)
+
+        def ends(answer: array[int]) -> bool:
+            if answer[-1] in stop_ids:
+                return True
+            if not params.stop or new_decoder is None:
+                return False
+            decoder, stops = new_decoder(), StopMatcher(params.stop)
+            for place, token in enumerate(answer):
+                text = decoder.push(token)
+                if place >= params.min_tokens:
+                    stops.push(text)
+            return stops.matched is not None
+
+        first = Beam(request.choices[0].sequence)
+        return BeamSearch(params.beam_width, params.length_penalty, limit, ends, [first])
+
+    def _check_length(self, prompt: Tokens[int], asked: int | None) -> None:
+        """`asked` tokens must have room behind the prompt; None: one at least."""
+        if not prompt:
+            raise LocalInferError("the prompt is empty: there is no token to continue from")
+        if len(prompt) + (1 if asked is None else asked) > self._context:
+            more = f" and {asked} more are asked for" if asked else ""
+            raise ContextLengthError(
+                f"the prompt has {len(prompt)} tokens{more}, but the context holds {self._context}",
+                "shorten the prompt, lower max_tokens, or load the model with a larger context",
+            )
