@@ -179,6 +179,9 @@ def test_other_machines_need_a_key(models: tuple[Path, Path], host: str, capsys:
         (["--context", "2000000000"], "MiB are free"),
         (["--backend", "abacus"], "abacus"),
         (["--template", "no-such-file"], "the chat template no-such-file cannot be read"),
+        (["--draft", "no-such-model"], "there is no model no-such-model"),
+        (["--speculation", "draft"], "there is no draft model"),
+        (["other-model", "--draft", "x"], "--draft goes with one model"),
         (["--log-file", "/no/such/folder/log"], "the log file /no/such/folder/log cannot be written"),
     ],
 )

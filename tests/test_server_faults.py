@@ -137,6 +137,21 @@ def test_a_full_disk_loses_lines_of_the_log_and_nothing_else(scripted: Path) -> 
         assert sum("/dev/full" in line for line in server.said) == 1
 
 
+def test_whoever_reads_standard_error_may_leave(scripted: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "localinfer", "serve", str(scripted), "--port", "0"], stderr=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stderr is not None
+            while not process.stderr.readline().startswith(b"ready: "):
+                assert process.poll() is None
+            process.stderr.close()
+            process.terminate()
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+
+
 def test_a_log_file_that_cannot_be_opened_ends_the_start(scripted: Path, tmp_path: Path) -> None:
     with Serving(str(scripted), "--log-file", str(tmp_path / "no" / "log"), ready=False) as server:
         assert server.wait() == 1

@@ -1,5 +1,6 @@
 """`localinfer serve [NAME...]`"""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localinfer.cli.chat import DEFAULT_MODEL
-from localinfer.cli.options import Backend, Context, KvType, Template, Threads
-from localinfer.cli.output import note
+from localinfer.cli.options import Backend, Context, Draft, KvType, Speculation, Template, Threads
+from localinfer.cli.output import ReaderLeft, note
 from localinfer.cli.pull import offer_to_pull
 from localinfer.errors import LocalInferError
 
@@ -63,6 +64,8 @@ def command(
     threads: Threads = 0,
     backend: Backend = "auto",
     template: Template = "",
+    speculation: Speculation = "auto",
+    draft: Draft = "",
     idle_unload: Annotated[
         float,
         typer.Option(
@@ -96,6 +99,8 @@ def command(
     answers were finished, 1 an error or answers that were cut off, 130 and 143 stopped at once.
     """
     names = list(dict.fromkeys(models or [DEFAULT_MODEL]))
+    if draft and len(names) > 1:
+        raise typer.BadParameter("--draft goes with one model: a draft model guesses for one of its own family")
     for name in names:
         offer_to_pull(name, yes, "serve")
     keys = (*(api_key or ()), *_environment_keys(), *(_keys_of_file(api_key_file) if api_key_file else ()))
@@ -125,12 +130,20 @@ def command(
         "kv_type": kv_type,
         "max_sequences": parallel,
         "kv_tokens": kv_tokens,
+        "speculation": speculation,
+        "draft": draft or None,
         "chat_template": _read_template(template) if template else None,
     }
     sources = plan_models(names, _aliases(alias or ()), context, options)
-    code = run(settings, sources, note)
+    code = run(settings, sources, _say)
     if code:
         raise typer.Exit(code)
+
+
+def _say(text: str) -> None:
+    """Whoever read standard error may be gone: the server goes on."""
+    with contextlib.suppress(ReaderLeft, OSError):
+        note(text)
 
 
 def plan_models(
@@ -171,6 +184,7 @@ def _settled(path: Path, context: int | None, options: dict[str, Any]) -> dict[s
     from localinfer.engine.load import choose_backend
     from localinfer.engine.plan import Wishes, kv_types, make_plan
     from localinfer.formats.gguf import open_gguf
+    from localinfer.hub.store import resolve
 
     wishes = Wishes(
         context,
@@ -179,8 +193,10 @@ def _settled(path: Path, context: int | None, options: dict[str, Any]) -> dict[s
         options["max_sequences"],
         kv_tokens=options["kv_tokens"],
     )
-    with open_gguf(path) as file:
-        config = make_plan(file, choose_backend(options["backend"])[0], wishes).config
+    with contextlib.ExitStack() as files:
+        file = files.enter_context(open_gguf(path))
+        draft = files.enter_context(open_gguf(resolve(options["draft"]))) if options["draft"] else None
+        config = make_plan(file, choose_backend(options["backend"])[0], wishes, draft).config
     return {"context": config.context, "kv_tokens": config.kv_blocks * config.block_size}
 
 

@@ -20,7 +20,7 @@ from localinfer.engine.memory import resident
 from localinfer.engine.thread import EngineThread, QueueFullError
 from localinfer.errors import LocalInferError, MemoryPlanError
 from localinfer.server.errors import ApiError
-from localinfer.server.registry import ModelInfo, ServedModel
+from localinfer.server.registry import ModelInfo, ServedModel, State
 
 LOADING_RETRY_SECONDS = 5
 
@@ -280,7 +280,7 @@ def _info(slot: _Slot) -> ModelInfo:
     source, created = slot.source, 0
     with contextlib.suppress(OSError):  # the file may be gone
         created = int(source.path.stat().st_mtime)
-    state = "loaded" if slot.model is not None else "loading" if slot.loading is not None else "unloaded"
+    state: State = "loaded" if slot.model is not None else "loading" if slot.loading is not None else "unloaded"
     return ModelInfo(source.name, source.aliases, source.path, source.context, created, state, slot.problem)
 
 

@@ -14,6 +14,9 @@ from localinfer.engine.thread import EngineThread
 from localinfer.server.errors import ApiError
 
 
+State = Literal["loaded", "loading", "unloaded"]
+
+
 @dataclass(frozen=True)
 class ServedModel:
     """A loaded model. `thread` alone steps its engine; of `llm`, tokenizer and template may be used anywhere."""
@@ -38,7 +41,7 @@ class ModelInfo:
     path: Path
     context: int
     created: int
-    state: Literal["loaded", "loading", "unloaded"]
+    state: State
     problem: str = ""
 
 
