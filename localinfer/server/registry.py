@@ -13,7 +13,6 @@ from localinfer.engine.llm import LLM
 from localinfer.engine.thread import EngineThread
 from localinfer.server.errors import ApiError
 
-
 State = Literal["loaded", "loading", "unloaded"]
 
 
