@@ -513,7 +513,23 @@ def test_a_conversation_that_outgrows_the_context_is_kept(scripted: str) -> None
         chat.send("/reset\n")
         chat.expect("> ")
         chat.send("go on forever\n")
-        chat.expect("(the answer ends here: the context of 64 tokens is full)")
+        chat.expect("(the answer ends here: the context of 64 tokens is full; /reset begins anew)")
+        chat.expect("> ")
+        chat.send("/exit\n")
+        assert chat.end() == 0
+
+
+def test_an_answer_that_runs_in_circles_ends(scripted: str) -> None:
+    with Terminal("chat", scripted, "--context", "512") as chat:
+        chat.expect("> ")
+        chat.send("go on forever\n")
+        chat.expect("(the answer ends here: it repeats itself; /params loop_detection false lets it go on)")
+        chat.expect("> ")
+        chat.send("/params loop_detection false\n")
+        chat.expect("loop_detection       false  (default true)")
+        chat.expect("> ")
+        chat.send("go on forever\n")
+        chat.expect("(the answer ends here: the context of 512 tokens is full; /reset begins anew)")
         chat.expect("> ")
         chat.send("/exit\n")
         assert chat.end() == 0
@@ -525,6 +541,14 @@ def test_the_download_is_offered_and_can_be_declined() -> None:
         terminal.send("n\n")
         terminal.expect("hint: localinfer pull smollm2:135m")
         assert terminal.end() == 1
+
+
+def test_the_question_can_be_left_with_ctrl_c() -> None:
+    with Terminal("chat") as terminal:
+        terminal.expect("[Y/n] ")
+        terminal.interrupt("\r\n")  # what comes next begins a line
+        assert terminal.end() == 130
+        assert "error" not in terminal.all
 
 
 def test_the_download_that_was_agreed_to_is_tried() -> None:

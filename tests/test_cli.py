@@ -484,6 +484,16 @@ def test_run_ends_where_it_is_told_to(scripted: str, cli: Cli) -> None:
     assert "note: the answer ends early: the context of 64 tokens is full" in done.err
 
 
+def test_an_answer_that_runs_in_circles_ends(scripted: str, base_model: str, cli: Cli) -> None:
+    done = cli("run", scripted, "go on forever")
+    assert done.out.startswith(" tick tick")
+    assert done.err == "note: the answer ends early: it repeats itself; --no-loop-detection lets it go on\n"
+    assert json.loads(cli("run", scripted, "go on forever", "--json").out)["finish_reason"] == "loop"
+    raw = ["run", scripted, "<|forever|>", "--raw", "--special", "--context", "256", "--json"]
+    assert json.loads(cli(*raw).out)["finish_reason"] == "length", "--raw adds nothing that was not asked for"
+    assert json.loads(cli(*raw, "--loop-detection").out)["finish_reason"] == "loop"
+
+
 def test_run_says_what_helps_against_a_full_context(scripted: str, cli: Cli) -> None:
     done = cli("run", scripted, "x" * 100, "--context", "64")
     assert (done.code, done.out) == (1, "")

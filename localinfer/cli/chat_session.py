@@ -135,7 +135,8 @@ class Session:
         elif completion.finish_reason == "loop":
             note("(the answer ends here: it repeats itself; /params loop_detection false lets it go on)")
         elif completion.finish_reason == "length":
-            note(f"(the answer ends here: {completion.finish_detail})")
+            full = completion.prompt_tokens + len(completion.tokens) >= self.llm.context
+            note(f"(the answer ends here: {completion.finish_detail}{'; /reset begins anew' if full else ''})")
         if self.reader.interactive:
             aside(f"{rates(completion)}, context {context_use(completion, self.llm.context)}")
 

@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from localinfer.cli.output import OutputError, ReaderLeft, StandardOutput, error
+from localinfer.cli.output import OutputError, ReaderLeft, StandardOutput, end_line, error
 
 if TYPE_CHECKING:
     import typer
@@ -57,9 +57,12 @@ def execute(arguments: list[str]) -> int:
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
         code = _execute(arguments)
+        if code == INTERRUPTED:
+            end_line()  # that Ctrl-C stands in
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
+        end_line()
         return INTERRUPTED
     except ReaderLeft:
         _discard_output()

@@ -58,9 +58,11 @@ def harmless(text: str) -> str:
 
 
 def emit(text: str) -> None:
-    """Data, at once: as it is to a pipe or a file, harmless to a terminal."""
-    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+    """Data, at once: as it is to a pipe or a file; harmless, and broken between words, to a terminal.
+
+    It begins a line, or it ends one.
+    """
+    Answer().write(text)
 
 
 class Answer:
@@ -118,6 +120,12 @@ def error(message: str, hint: str = "") -> None:
     text = f"error: {message}" + (f"\nhint: {hint}" if hint else "")
     sys.stdout.flush()
     note(text)
+
+
+def end_line() -> None:
+    """Leaves the line that the cursor is in, on a terminal."""
+    if sys.stderr.isatty():
+        _say("")
 
 
 def ask(question: str) -> bool:

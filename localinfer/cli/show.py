@@ -118,11 +118,13 @@ def _short(value: Any) -> Any:
 
 
 def _print(found: dict[str, Any]) -> None:
+    from localinfer.cli.chat_params import in_words
+
     for path in found["paths"]:
         emit(f"{path}\n")
     emit(f"{size(found['size'])}\n\nmetadata\n")
     for key, value in found["metadata"].items():
-        text = str(value)
+        text = ", ".join(map(in_words, value)) if isinstance(value, list) else in_words(value)
         if key == "tokenizer.chat_template":
             text = f"{len(text)} characters; --json prints it"
         emit(f"  {key:45} {harmless(text if len(text) <= 100 else text[:97] + '...')}\n")
@@ -133,8 +135,6 @@ def _print(found: dict[str, Any]) -> None:
     )
     emit(f"\nchat template: {'yes' if found['chat_template'] else 'no: it completes text, and does not chat'}\n")
     if "chat_sampling" in found:
-        from localinfer.cli.chat_params import in_words
-
         sampling = found["chat_sampling"]
         listed = ", ".join(f"{name} {in_words(value)}" for name, value in sampling["parameters"].items())
         emit(f"chat sampling: {listed} (recommended by {sampling['recommended_by']})\n")
