@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fake_models import VOCABULARY, Alphabet
+from localinfer import LLM
+from localinfer.cli.main import execute
 from localinfer.engine.draft import CATCH_UP, DraftModel
 from localinfer.engine.sampler import Sampler
 from localinfer.engine.sequence import Sequence
+from localinfer.engine.statistics import EngineStatistics
 from localinfer.errors import LocalInferError
 from localinfer.formats.metadata import Metadata
 from localinfer.kernels.base import LoadConfig
 from localinfer.kernels.host.encoder import NORMAL, UNUSED
 from localinfer.kernels.host.strings import StringArray, scan_strings
 from localinfer.text.vocabulary_difference import vocabulary_difference
+from scripted_model import write_scripted_model
+from tiny_models import by_name, write_gguf
 
 BLOCK = 4
 
@@ -157,3 +165,86 @@ def test_the_first_difference_of_two_arrays_of_strings() -> None:
 )
 def test_vocabularies_may_differ_in_padding_only(one: Metadata, other: Metadata, words: str) -> None:
     assert vocabulary_difference(one, other) == words
+
+
+# ---- as a user has it ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(by_name("llama"), tmp_path_factory.mktemp("draft") / "target.gguf")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(by_name("llama-tied"), tmp_path_factory.mktemp("draft") / "other.gguf")
+
+
+def answer(path: Path, temperature: float = 0.0, **options: Any) -> tuple[tuple[int, ...], EngineStatistics]:
+    with LLM(path, context=96, **options) as llm:
+        completion = llm.generate("one two one two", max_tokens=40, temperature=temperature, seed=7)
+        return completion.tokens, llm.engine.statistics
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_answers_are_the_same_with_any_draft_model(target: Path, other: Path, temperature: float) -> None:
+    expected, _ = answer(target, temperature, speculation="off")
+    itself, perfect = answer(target, temperature, speculation="draft", draft=target)
+    another, poor = answer(target, temperature, speculation="draft", draft=str(other))
+    assert itself == another == expected
+    assert perfect.accepted == perfect.drafted >= 20, "its draws are those of the target, sampled or not"
+    assert poor.rejected > 0
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(target: Path, tmp_path: Path) -> None:
+    stranger = write_scripted_model(tmp_path / "stranger.gguf")
+    with pytest.raises(LocalInferError, match=r"stranger.gguf cannot draft for .*: token 2 is '</s>' in one") as caught:
+        LLM(target, draft=stranger)
+    assert "same family" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"speculation": "fast"}, "speculation is 'fast'"),
+        ({"speculation": "draft"}, 'speculation is "draft", but there is no draft model'),
+        ({"speculation": "off", "draft": "itself"}, 'speculation is "off", which does not use it'),
+        ({"speculation": "ngram", "draft": "itself"}, 'speculation is "ngram", which does not use it'),
+        ({"draft": 5}, "draft is 5"),
+        ({"draft": "no-such-model"}, "no-such-model"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(target: Path, options: dict[str, Any], words: str) -> None:
+    options = {name: target if value == "itself" else value for name, value in options.items()}
+    with pytest.raises(LocalInferError, match=words):
+        LLM(target, **options)
+
+
+def test_the_files_of_both_models_are_closed(target: Path, other: Path) -> None:
+    LLM(target, draft=other).close()  # once uncounted: libraries may open files of their own
+    before = open_files()
+    for _ in range(3):
+        LLM(target, draft=other).close()
+    assert open_files() == before
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+
+def test_the_command_line_takes_a_draft_model(
+    target: Path, other: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    texts = []
+    for options in (
+        ["--speculation", "off"],
+        ["--draft", str(other)],
+        ["--draft", str(target), "--speculation", "draft"],
+    ):
+        assert execute(["run", "--raw", str(target), "one two", "--max-tokens", "9", "--context", "64", *options]) == 0
+        texts.append(capsys.readouterr().out)
+    assert len(set(texts)) == 1
+    assert execute(["run", "--raw", str(target), "one", "--speculation", "off", "--draft", str(other)]) == 1
+    assert "does not use it" in capsys.readouterr().err
+    assert execute(["bench", str(target), "--draft", str(other)]) == 2
