@@ -14,7 +14,7 @@ from fake_models import VOCABULARY, Alphabet, Letters, Rememberer, drain, fake_e
 from localinfer.engine.engine import Engine
 from localinfer.engine.kv import BlockManager
 from localinfer.engine.loop import LONGEST, REPEATS, SHORTEST, loop_period
-from localinfer.engine.request import Request
+from localinfer.engine.request import Output, Request
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.scheduler import Scheduler
 from localinfer.engine.sequence import Sequence
@@ -129,7 +129,7 @@ def test_beams_share_blocks() -> None:
 def test_outputs_of_a_search_come_at_its_end() -> None:
     e = engine(sequences=3)
     request = e.add_request(PROMPT, SamplingParams(beam_width=3, n=2, max_tokens=5, top_logprobs=2), Letters)
-    outputs = []
+    outputs: list[Output] = []
     while e.has_work:
         assert not outputs
         outputs = e.step()

@@ -81,7 +81,8 @@ def assert_close(found: dict[int, float], expected: dict[int, float]) -> None:
 
 def test_keeps_the_tokens_of_the_definition_in_a_large_vocabulary() -> None:
     logits = random_row(1, 262144)
-    for parameters in ({"top_k": 40, "top_p": 0.95}, {"top_p": 0.9}, {"typical_p": 0.5}):
+    several: tuple[dict[str, Any], ...] = ({"top_k": 40, "top_p": 0.95}, {"top_p": 0.9}, {"typical_p": 0.5})
+    for parameters in several:
         assert_close(run(logits, temperature=1.0, **parameters)[1], definition(logits, **parameters))
 
 
@@ -126,7 +127,7 @@ def test_any_row_with_many_equal_logits(
     values: list[float], temperature: float, top_k: int, typical_p: float, top_p: float, min_p: float
 ) -> None:
     logits = np.array(values, np.float32)
-    parameters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    parameters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     token, found = run(logits, **parameters)
     assert_close(found, definition(logits, **parameters))
     # Equal deviations fall either way by rounding, so with typical only what must hold is checked.
@@ -170,7 +171,7 @@ def test_very_peaked_and_very_wide_rows() -> None:
 @pytest.mark.parametrize("top_k", [0, 20])
 def test_frequencies_follow_the_probabilities(top_k: int) -> None:
     logits = random_row(5, 200, 1.5)
-    parameters = {"temperature": 0.9, "top_p": 0.9, "top_k": top_k}
+    parameters: dict[str, Any] = {"temperature": 0.9, "top_p": 0.9, "top_k": top_k}
     expected = definition(logits, **parameters)
     sampler, n = NativeSampler(len(logits)), 20_000
     counts: dict[int, int] = dict.fromkeys(expected, 0)
@@ -442,6 +443,7 @@ def test_numbers_of_numpy_and_any_sequences_are_taken() -> None:
     params = SamplingParams(**given, stop=["a", "b"], stop_token_ids=np.array([4, 5]))  # type: ignore[arg-type]
     assert params == SamplingParams(0.5, 3, 1.0, max_tokens=9, stop=("a", "b"), stop_token_ids=(4, 5))
     assert hash(params) == hash(params.changed()) == hash(params.changed(logit_bias={1: 2}))
-    assert SamplingParams(logit_bias={np.int64(3): np.float32(0.5)}).logit_bias == {3: 0.5}
+    bias: dict[Any, Any] = {np.int64(3): np.float32(0.5)}
+    assert SamplingParams(logit_bias=bias).logit_bias == {3: 0.5}
     assert SamplingParams(top_logprobs=2).logprobs
     assert SamplingParams(seed=2**64 - 1).seed == 2**64 - 1
