@@ -7,7 +7,8 @@ greedy or sampled, whole or streamed. Then all are held again and again at the s
 clients leave in the middle, send garbage, prompts and bodies that are too long, and parameters that make no sense.
 Every answer must have the recorded tokens. In the end nobody asks any more, and what the server holds is looked at.
 
-Memory is compared between the end of a warm-up (a tenth of the time) and the end, both without requests under way.
+Memory is compared between the end of a warm-up (a tenth of the time, after every KV block was used once) and the end,
+both without requests under way.
 
 Prints a table and last one JSON line:
     answers         that the conversations got in the crowd
@@ -199,6 +200,17 @@ class Soak:
         """Holds every conversation alone."""
         self._expected = [await converse(self._port, conversation) for conversation in self._conversations]
 
+    async def fill(self) -> None:
+        """Uses every KV block once: memory is given to a process when it first writes to it."""
+        draw = random.Random(0)
+        for _ in range(KV_TOKENS // CONTEXT + 1):
+            prompt = [draw.randrange(10, 200) for _ in range(CONTEXT - 1)]
+            status, body = await request(
+                self._port, "/v1/completions", json.dumps({"prompt": prompt, "max_tokens": 1}).encode()
+            )
+            if status != 200:
+                raise SystemExit(f"error: the cache could not be filled: {status} {body.decode(errors='replace')}")
+
     async def run(self, seconds: float) -> None:
         """The crowd, for so long; every request that has begun is waited for."""
         end = time.monotonic() + seconds
@@ -368,6 +380,7 @@ def soak(model: str, *, minutes: float, conversations: int, hostile: int, thread
 
         async def run() -> tuple[int, int, int]:
             await crowd.record()
+            await crowd.fill()
             await crowd.run(seconds / 10)
             await crowd.quiet()
             start = server.resident
