@@ -10,11 +10,15 @@ same requests, one server after the other (the ones that wait are stopped), in a
 llama.cpp's server runs with one slot per client and flash attention on and off: the better of the two counts for each
 number of clients. Tokens are those that the servers report; the time is that of the whole round.
 
+Then every server gets a prompt of about 4,000 tokens while four answers are under way: what happens to the gaps
+between their tokens?
+
 Prints tables and last one JSON line; medians of paired rounds, at 8 clients (or the largest number, if 8 is not asked
 for):
     throughput_ratio   our tokens per second / llama.cpp's: above 1 we are faster
     ttft_p95_ratio     95th percentile of the time to the first token, ours / llama.cpp's
     prefix_reuse       of the tokens that a turn shares with the turn before, the share that was not computed again
+    gap_ratio          99th percentile of the gaps while the long prompt is processed / the usual gap (ours alone)
 """
 
 from __future__ import annotations
@@ -49,6 +53,8 @@ CONTEXT = 2048  # tokens of one conversation
 TURNS, QUESTIONS = 3, 2
 PAUSE_SECONDS = 0.1  # mean time between two requests of a client
 HEADLINE_CLIENTS = 8
+LONG_PROMPT_WORDS, LONG_CONTEXT = 3000, 6144  # some 4,000 tokens
+STREAMS, STREAM_TOKENS, QUIET_SECONDS = 4, 600, 1.5  # answers under way, and how long they run undisturbed
 SYSTEM = (
     "You are a patient assistant who explains things to people who are new to a subject. You answer in whole "
     "sentences, you say when you are not certain, and you never invent sources. If a question can be understood in "
@@ -166,6 +172,44 @@ class Load:
         connection.close()
 
 
+@dataclass
+class Disturbance:
+    """Gaps between the tokens of answers before and while a long prompt is processed, in seconds."""
+
+    usual: list[float]
+    during: list[float]
+    long_prompt_seconds: float  # until its first token
+    long_prompt_tokens: int
+
+    @property
+    def ratio(self) -> float:
+        return percentile(self.during, 99) / statistics.median(self.usual)
+
+
+async def disturb(port: int, sentences: list[str], seed: int) -> Disturbance:
+    """Lets some answers run, then sends a long prompt."""
+    chance = random.Random(seed)
+    words = " ".join(chance.sample(sentences, len(sentences))).split()
+
+    async def stream() -> Answer:
+        prompt = " ".join(chance.sample(sentences, 2))
+        return await StreamClient(port).ask("/v1/completions", body(prompt=prompt, max_tokens=STREAM_TOKENS))
+
+    streams = [asyncio.create_task(stream()) for _ in range(STREAMS)]
+    await asyncio.sleep(QUIET_SECONDS)
+    prompt = " ".join((words * 2)[:LONG_PROMPT_WORDS])
+    long = await StreamClient(port).ask("/v1/completions", body(prompt=prompt, max_tokens=1))
+    usual, during = [], []
+    for answer in [await stream for stream in streams]:
+        steady = answer.sent + QUIET_SECONDS / 2
+        for begin, end in zip(answer.times, answer.times[1:], strict=False):
+            if begin > steady and end < long.sent:
+                usual.append(end - begin)
+            elif end > long.sent and begin < long.times[0]:
+                during.append(end - begin)
+    return Disturbance(usual, during, long.first_token_seconds, long.usage["prompt_tokens"])
+
+
 def body(**fields: Any) -> dict[str, Any]:
     return {"model": "any", "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True, **fields}
 
@@ -176,17 +220,19 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def start_servers(model: Path, clients: int, threads: int, source: Path, logs: Path) -> dict[str, Server]:
+def start_servers(
+    model: Path, clients: int, threads: int, source: Path, logs: Path, context: int = CONTEXT
+) -> dict[str, Server]:
     """All of them, asleep."""
     port = free_port()
     ours = [sys.executable, "-m", "localinfer", "serve", model, "--alias", f"any={model}", "--port", str(port)]
-    ours += ["--threads", str(threads), "--context", str(CONTEXT), "--parallel", str(clients)]
+    ours += ["--threads", str(threads), "--context", str(context), "--parallel", str(clients)]
     servers = {OURS: Server(OURS, ours, port, logs / "localinfer.log")}
     servers[OURS].sleep()
     for name, flash in PEERS.items():
         port = free_port()
         command: list[str | Path] = [binary(source, "llama-server"), "-m", model, "--port", str(port), "-fa", flash]
-        command += ["-t", str(threads), "-tb", str(threads), "-np", str(clients), "-c", str(clients * CONTEXT)]
+        command += ["-t", str(threads), "-tb", str(threads), "-np", str(clients), "-c", str(clients * context)]
         servers[name] = Server(name, command, port, logs / f"llama-{flash}.log")
         servers[name].sleep()
     return servers
@@ -211,6 +257,24 @@ def measure(clients: int, arguments: argparse.Namespace, sentences: list[str]) -
     return rounds
 
 
+def measure_disturbance(arguments: argparse.Namespace, sentences: list[str]) -> dict[str, list[Disturbance]]:
+    """The rounds of every server."""
+    rounds: dict[str, list[Disturbance]] = {}
+    with tempfile.TemporaryDirectory() as logs:
+        servers = start_servers(
+            arguments.model, STREAMS + 1, arguments.threads, arguments.llama_cpp, Path(logs), LONG_CONTEXT
+        )
+        try:
+            for number in range(arguments.rounds):
+                for name, server in servers.items():
+                    with server.awake():
+                        rounds.setdefault(name, []).append(asyncio.run(disturb(server.port, sentences, number)))
+        finally:
+            for server in servers.values():
+                server.close()
+    return rounds
+
+
 def rows(clients: int, rounds: dict[str, list[Round]]) -> list[list[object]]:
     found = []
     for name in (OURS, *PEERS):
@@ -224,6 +288,28 @@ def rows(clients: int, rounds: dict[str, list[Round]]) -> list[list[object]]:
     return found
 
 
+def disturbance_row(name: str, found: list[Disturbance]) -> list[object]:
+    seconds = (
+        [f.long_prompt_seconds for f in found],
+        [statistics.median(f.usual) for f in found],
+        [percentile(f.during, 99) for f in found],
+    )
+    times = [1000 * statistics.median(values) for values in seconds]
+    return [name, found[0].long_prompt_tokens, *times, statistics.median([f.ratio for f in found])]
+
+
+def compare(rounds: dict[str, list[Round]]) -> dict[str, float]:
+    """The ratios for one number of clients; in each, the peer's better setting counts."""
+    ours = rounds[OURS]
+    throughput = max(PEERS, key=lambda name: statistics.median([r.rate for r in rounds[name]]))
+    quickest = min(PEERS, key=lambda name: statistics.median([r.first_p95 for r in rounds[name]]))
+    return {
+        "throughput_ratio": round(median_ratio([r.rate for r in ours], [r.rate for r in rounds[throughput]]), 3),
+        "ttft_p95_ratio": round(median_ratio([r.first_p95 for r in ours], [r.first_p95 for r in rounds[quickest]]), 3),
+        "prefix_reuse": round(sum(r.reused for r in ours) / max(1, sum(r.shared for r in ours)), 4),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
@@ -233,26 +319,25 @@ def main() -> None:
     add_peer_argument(parser)
     arguments = parser.parse_args()
     sentences = collect(arguments.llama_cpp).splitlines()
-    results: dict[int, dict[str, list[Round]]] = {}
-    for clients in map(int, arguments.clients.split(",")):
-        results[clients] = measure(clients, arguments, sentences)
-    header = ("", "tokens/s", "first ms p50", "p95", "gap ms p50", "p99", "prefix reuse")
-    print(table(header, [row for clients, rounds in results.items() for row in rows(clients, rounds)]))
-    print()
-    ratios = {}
-    for clients, rounds in results.items():
-        peer = max(PEERS, key=lambda name: statistics.median([r.rate for r in rounds[name]]))
-        quick = min(PEERS, key=lambda name: statistics.median([r.first_p95 for r in rounds[name]]))
-        ours = rounds[OURS]
-        ratios[clients] = {
-            "throughput_ratio": round(median_ratio([r.rate for r in ours], [r.rate for r in rounds[peer]]), 3),
-            "ttft_p95_ratio": round(median_ratio([r.first_p95 for r in ours], [r.first_p95 for r in rounds[quick]]), 3),
-            "prefix_reuse": round(sum(r.reused for r in ours) / max(1, sum(r.shared for r in ours)), 4),
-        }
-    print(table(("clients", *next(iter(ratios.values()))), [[n, *values.values()] for n, values in ratios.items()]))
-    print()
+    results = {n: measure(n, arguments, sentences) for n in map(int, arguments.clients.split(","))}
+    header: tuple[str, ...] = ("", "tokens/s", "first ms p50", "p95", "gap ms p50", "p99", "prefix reuse")
+    print(table(header, [row for clients, rounds in results.items() for row in rows(clients, rounds)]), end="\n\n")
+    ratios = {clients: compare(rounds) for clients, rounds in results.items()}
+    header = ("clients", *next(iter(ratios.values())))
+    print(table(header, [[clients, *found.values()] for clients, found in ratios.items()]), end="\n\n")
+    disturbed = measure_disturbance(arguments, sentences)
+    header = (
+        "a long prompt arrives",
+        "its tokens",
+        "its first ms",
+        "usual gap ms",
+        "gap ms p99 meanwhile",
+        "p99 / usual",
+    )
+    print(table(header, [disturbance_row(name, found) for name, found in disturbed.items()]), end="\n\n")
+    gap_ratio = round(statistics.median([found.ratio for found in disturbed[OURS]]), 3)
     headline = HEADLINE_CLIENTS if HEADLINE_CLIENTS in ratios else max(ratios)
-    print_result({"clients": headline, **ratios[headline], "by_clients": ratios})
+    print_result({"clients": headline, **ratios[headline], "gap_ratio": gap_ratio, "by_clients": ratios})
 
 
 if __name__ == "__main__":

@@ -40,14 +40,12 @@ class StreamClient:
 
     async def ask(self, path: str, body: dict[str, Any]) -> Answer:
         """Posts a request with "stream": true and reads the answer to its end. RuntimeError says what went wrong."""
-        if self._writer is None:
-            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
-        assert self._reader is not None
         data = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        request = f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
         answer = Answer(time.perf_counter())
-        self._writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-        status = (await self._reader.readline()).decode()
+        status = await self._send(request) or await self._send(request)  # the server may have closed an idle connection
+        assert self._reader is not None
         chunked, length = False, 0
         while (line := await self._reader.readline()) not in (b"\r\n", b""):
             name, _, value = line.decode().lower().partition(":")
@@ -60,6 +58,20 @@ class StreamClient:
         if not answer.times:
             raise RuntimeError(f"{path}: an answer without text")
         return answer
+
+    async def _send(self, request: bytes) -> str:
+        """The status line; empty, and without a connection, if there was one that the server had closed."""
+        if self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
+        assert self._reader is not None
+        try:
+            self._writer.write(request)
+            status = (await self._reader.readline()).decode()
+        except ConnectionError:
+            status = ""
+        if not status:
+            self.close()
+        return status
 
     async def _read_events(self, answer: Answer) -> None:
         assert self._reader is not None
@@ -76,6 +88,7 @@ class StreamClient:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+            self._writer = None
 
 
 def _take(answer: Answer, event: dict[str, Any], now: float) -> None:
