@@ -462,7 +462,7 @@ def test_the_commands(chat: Terminal, tmp_path: Path) -> None:
     say("/params temperature -1", "temperature is -1.0, but must be >= 0")
     say("/params warmth 1", "there is no sampling parameter warmth")
     say("/params max_tokens 2", "max_tokens           2  (default none)")
-    say("hi", "Hello,\r\n(the answer ends here: max_tokens 2)")
+    say("hi", "Hello,\r\n(ended: max_tokens 2)")
     say("/params max_tokens none", "max_tokens           none\r\n")
     say("/params stop wide", 'stop                 "wide"')
     say("hi", "Hello, \r\n")
@@ -513,7 +513,7 @@ def test_a_conversation_that_outgrows_the_context_is_kept(scripted: str) -> None
         chat.send("/reset\n")
         chat.expect("> ")
         chat.send("go on forever\n")
-        chat.expect("(the answer ends here: the context of 64 tokens is full; /reset begins anew)")
+        chat.expect("(ended: the context of 64 tokens is full; /reset begins anew)")
         chat.expect("> ")
         chat.send("/exit\n")
         assert chat.end() == 0
@@ -523,13 +523,13 @@ def test_an_answer_that_runs_in_circles_ends(scripted: str) -> None:
     with Terminal("chat", scripted, "--context", "512") as chat:
         chat.expect("> ")
         chat.send("go on forever\n")
-        chat.expect("(the answer ends here: it repeats itself; /params loop_detection false lets it go on)")
+        chat.expect("(ended: it repeats itself; /params loop_detection false lets it go on)")
         chat.expect("> ")
         chat.send("/params loop_detection false\n")
         chat.expect("loop_detection       false  (default true)")
         chat.expect("> ")
         chat.send("go on forever\n")
-        chat.expect("(the answer ends here: the context of 512 tokens is full; /reset begins anew)")
+        chat.expect("(ended: the context of 512 tokens is full; /reset begins anew)")
         chat.expect("> ")
         chat.send("/exit\n")
         assert chat.end() == 0

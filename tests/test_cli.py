@@ -97,6 +97,14 @@ def test_every_command_has_help(name: str, capsys: Capture) -> None:
     assert capsys.readouterr() == long
 
 
+def test_help_is_also_a_word(capsys: Capture) -> None:
+    for words, options in ((["help"], ["--help"]), (["help", "chat"], ["chat", "--help"])):
+        assert execute(options) == 0
+        expected = capsys.readouterr()
+        assert execute(words) == 0
+        assert capsys.readouterr() == expected
+
+
 def test_the_help_names_the_exit_codes(capsys: Capture) -> None:
     assert execute(["-h"]) == 0
     words = " ".join(capsys.readouterr().out.split())
@@ -487,7 +495,7 @@ def test_run_ends_where_it_is_told_to(scripted: str, cli: Cli) -> None:
 def test_an_answer_that_runs_in_circles_ends(scripted: str, base_model: str, cli: Cli) -> None:
     done = cli("run", scripted, "go on forever")
     assert done.out.startswith(" tick tick")
-    assert done.err == "note: the answer ends early: it repeats itself; --no-loop-detection lets it go on\n"
+    assert done.err == "note: ended, for it repeats itself; --no-loop-detection lets it go on\n"
     assert json.loads(cli("run", scripted, "go on forever", "--json").out)["finish_reason"] == "loop"
     raw = ["run", scripted, "<|forever|>", "--raw", "--special", "--context", "256", "--json"]
     assert json.loads(cli(*raw).out)["finish_reason"] == "length", "--raw adds nothing that was not asked for"
@@ -548,6 +556,7 @@ def test_run_explains_what_it_refuses(
     assert text.startswith("error: ")
     assert message in text
     assert "Traceback" not in text
+    assert ("Invalid value" in text) == ("--top-p" in message)
 
 
 @pytest.mark.parametrize(

@@ -157,10 +157,12 @@ def test_stop_texts_are_not_part_of_the_answer(llm: LLM) -> None:
 
 def test_what_does_not_fit_is_refused_before_anything_runs(llm: LLM) -> None:
     for start in (llm.generate, llm.stream):
-        with pytest.raises(ContextLengthError, match=r"301 tokens.*holds 256"):
+        with pytest.raises(ContextLengthError, match=r"301 tokens.*holds 256") as caught:
             start("x" * 300)
-    with pytest.raises(ContextLengthError, match=r"2 tokens and 255 more.*holds 256"):
+        assert "max_tokens" not in caught.value.hint
+    with pytest.raises(ContextLengthError, match=r"2 tokens and 255 more.*holds 256") as caught:
         llm.generate("x", max_tokens=255)
+    assert "lower max_tokens" in caught.value.hint
     assert llm.generate("x", max_tokens=254).text.startswith("Hello")
 
 

@@ -133,10 +133,10 @@ class Session:
         if completion.finish_reason == "cancelled":
             note("(stopped)")
         elif completion.finish_reason == "loop":
-            note("(the answer ends here: it repeats itself; /params loop_detection false lets it go on)")
+            note("(ended: it repeats itself; /params loop_detection false lets it go on)")
         elif completion.finish_reason == "length":
             full = completion.prompt_tokens + len(completion.tokens) >= self.llm.context
-            note(f"(the answer ends here: {completion.finish_detail}{'; /reset begins anew' if full else ''})")
+            note(f"(ended: {completion.finish_detail}{'; /reset begins anew' if full else ''})")
         if self.reader.interactive:
             aside(f"{rates(completion)}, context {context_use(completion, self.llm.context)}")
 

@@ -113,6 +113,8 @@ def _execute(arguments: list[str]) -> int:
 
     # The base of all complaints about a command line; newer versions of Typer have it under no public name.
     usage_error: type[Any] = typer.BadParameter.__bases__[0]
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     wanted = arguments[0] if arguments else ""
     command: Any = typer.main.get_command(build_app(wanted))
     skip_needless_checks(command)
@@ -128,7 +130,9 @@ def _execute(arguments: list[str]) -> int:
     except usage_error as problem:
         context = getattr(problem, "ctx", None)
         path = context.command_path if context else "localinfer"
-        error(problem.format_message(), f"{path} --help")
+        # One of ours, which names what it is about; Typer would begin it with "Invalid value".
+        own = type(problem) is typer.BadParameter and problem.param is None and not problem.param_hint
+        error(problem.message if own else problem.format_message(), f"{path} --help")
         return USAGE_ERROR
     except typer.Abort:
         return INTERRUPTED

@@ -99,7 +99,7 @@ def command(
         elif not completion.text.endswith("\n"):
             emit("\n")
         if completion.finish_reason == "loop":
-            note("note: the answer ends early: it repeats itself; --no-loop-detection lets it go on")
+            note("note: ended, for it repeats itself; --no-loop-detection lets it go on")
         elif completion.finish_reason == "length" and len(completion.tokens) != sampling.get("max_tokens"):
             note(f"note: the answer ends early: {completion.finish_detail}")
         if stats:

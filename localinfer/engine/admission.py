@@ -115,7 +115,8 @@ class Admission:
             raise LocalInferError("the prompt is empty: there is no token to continue from")
         if len(prompt) + (1 if asked is None else asked) > self._context:
             more = f" and {asked} more are asked for" if asked else ""
+            lower = "lower max_tokens, " if asked else ""
             raise ContextLengthError(
                 f"the prompt has {len(prompt)} tokens{more}, but the context holds {self._context}",
-                "shorten the prompt, lower max_tokens, or load the model with a larger context",
+                f"shorten the prompt, {lower}or load the model with a larger context",
             )
