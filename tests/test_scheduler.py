@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -175,31 +176,42 @@ def test_the_least_urgent_gives_its_blocks_back_first() -> None:
     assert (urgent.preemptions, patient_again.preemptions) == (0, 1)
 
 
-def test_beside_answers_a_prompt_comes_in_pieces_that_fit_the_time() -> None:
-    """A machine where a step takes 10 ms, a row 1 ms more and a token of a prompt 2 ms."""
-    times = StepTimes()
-    s = Scheduler(BlockManager(400, SIZE), max_tokens=64, max_sequences=4, times=times)
-    answering = sequence(0, 2)
-    s.add(answering)
+class Machine:
+    """Steps take 10 ms, a row 1 ms more and a token of a prompt 2 ms; `disturb` says by what factor more."""
 
-    def step() -> tuple[int, int, float]:
-        chunks = s.schedule()
-        rows = sum(chunk.count for chunk in chunks if chunk.sequence.remaining == 1)
+    def __init__(self, disturb: Callable[[], float] = lambda: 1.0) -> None:
+        self.times = StepTimes()
+        self.scheduler = scheduler(blocks=600, max_tokens=64, times=self.times)
+        self.disturb = disturb
+
+    def step(self) -> tuple[int, int, float]:
+        """Rows, tokens of prompts, and seconds of a step."""
+        chunks = self.scheduler.schedule()
+        rows = sum(chunk.decodes for chunk in chunks)
         tokens = sum(chunk.count for chunk in chunks) - rows
-        seconds = 0.010 + 0.001 * rows + 0.002 * tokens
-        times.record(rows, tokens, seconds)
+        seconds = (0.010 + 0.001 * rows + 0.002 * tokens) * self.disturb()
+        self.times.record(rows, tokens, seconds)
         done = [chunk.sequence for chunk in chunks if chunk.finishes]
-        s.commit(chunks)
+        self.scheduler.commit(chunks)
         for each in done:
             each.tokens.append(7)
         return rows, tokens, seconds
 
-    assert step()[:2] == (0, 2), "a prompt without answers comes whole"
-    step()
-    s.add(long := sequence(1, 1000))
-    steps = []
-    while long.remaining > 1:
-        steps.append(step())
+    def process(self, prompt: Sequence) -> list[tuple[int, int, float]]:
+        """The steps until the prompt is processed."""
+        self.scheduler.add(prompt)
+        steps = []
+        while prompt.remaining > 1 or not prompt.computed:
+            steps.append(self.step())
+        return steps
+
+
+def test_beside_answers_a_prompt_comes_in_pieces_that_fit_the_time() -> None:
+    machine = Machine()
+    answering = sequence(0, 2)
+    assert [step[:2] for step in machine.process(answering)] == [(0, 2)], "a prompt without answers comes whole"
+    machine.step()
+    steps = machine.process(long := sequence(1, 1000))
     assert all(rows == 1 for rows, _, _ in steps), "an answer stopped"
     assert max(seconds for _, _, seconds in steps) <= 2 * 0.011
     pieces = [tokens for _, tokens, _ in steps]
@@ -207,10 +219,19 @@ def test_beside_answers_a_prompt_comes_in_pieces_that_fit_the_time() -> None:
     assert max(pieces) == 4, "0.75 * 11 ms hold four tokens of 2 ms"
     assert 1000 / 4 <= len(steps) < 1000 / 3.5
     assert 2 <= pieces.count(0) <= len(steps) // 50, "now and then a step shows what it takes without a prompt"
-    s.finish(answering)
-    s.finish(long)
-    s.add(sequence(2, 1000))
-    assert step()[1] == 64, "nobody waits: the largest step"
+    machine.scheduler.finish(answering)
+    machine.scheduler.finish(long)
+    assert machine.process(sequence(2, 1000))[0][1] == 64, "nobody waits: the largest step"
+
+
+def test_other_programs_disturb_the_pieces_little() -> None:
+    chance = Random(3)
+    machine = Machine(lambda: chance.choice((1.0, 1.1, 1.3, 1.6, 2.0, 8.0)))
+    machine.process(sequence(0, 2))
+    for _ in range(20):
+        machine.step()
+    pieces = [tokens for _, tokens, _ in machine.process(sequence(1, 1000))]
+    assert 3 <= sum(pieces) / len(pieces) <= 7
 
 
 def test_a_prompt_that_stood_back_for_answers_goes_on_when_they_lose_their_blocks() -> None:

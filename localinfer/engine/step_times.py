@@ -12,10 +12,8 @@ from collections.abc import Iterable
 
 # What a step with a piece of a prompt may take, by the same step without it. Twice is promised: the rest is for noise.
 SLOWDOWN = 1.75
-REMEMBERED = 9  # steps of the same number of rows: their median is what counts
+REMEMBERED = 9  # measurements of which the median counts: other programs disturb single steps by any factor
 REFRESH = 64  # after so many steps with prompts in a row comes one without, to know again what that takes
-# How much of a measured cost replaces the estimate: a piece that took too long shrinks at once, and grows slowly.
-DEARER, CHEAPER = 0.6, 0.1
 
 
 def middle(values: Iterable[float]) -> float:
@@ -28,10 +26,12 @@ class StepTimes:
     """Times in seconds. What was not measured is predicted from its neighbours, on the careful side."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, deque[float]] = {}  # rows -> seconds of the last steps without a prompt
-        self._usual: dict[int, float] = {}  # ... their median
-        self._token = 0.0  # what a token of a prompt adds to a step; 0: not known
-        self._largest = 1  # piece that may be tried next: costs jump where a piece fills another tile of the kernels
+        self._steps: dict[int, deque[float]] = {}  # rows -> what steps without a prompt took
+        self._usual: dict[int, float] = {}  # ... the median
+        self._added: deque[float] = deque(maxlen=REMEMBERED)  # what a token of a prompt added to steps with rows
+        self._alone: deque[float] = deque(maxlen=REMEMBERED)  # what it took in steps without
+        self._offered = 0  # the last answer of `piece`
+        self._largest = 1  # what it may be next: costs jump where a piece fills another tile of the kernels
         self._with_prompt = 0  # steps with rows and a prompt since the last without a prompt
 
     def record(self, rows: int, prompt_tokens: int, seconds: float) -> None:
@@ -41,15 +41,13 @@ class StepTimes:
             steps = self._steps.setdefault(rows, deque(maxlen=REMEMBERED))
             steps.append(seconds)
             self._usual[rows] = middle(steps)
-            return
-        added = seconds
-        if rows:
+        elif not rows:
+            self._alone.append(seconds / prompt_tokens)
+        else:
             self._with_prompt += 1
-            added = max(0.0, seconds - self.usual(rows))
-            self._largest = prompt_tokens + 1 + prompt_tokens // 4
-        token = added / prompt_tokens
-        weight = 1.0 if not self._token else DEARER if token > self._token else CHEAPER
-        self._token += weight * (token - self._token)
+            self._added.append(max(0.0, seconds - self.usual(rows)) / prompt_tokens)
+            if prompt_tokens >= self._offered:
+                self._largest = prompt_tokens + 1 + prompt_tokens // 4
 
     def known(self, rows: int) -> float | None:
         """What a step of `rows` rows without a prompt took; None if there was none."""
@@ -74,8 +72,8 @@ class StepTimes:
         usual = self.usual(rows)
         if not usual or self._with_prompt >= REFRESH:
             return 0
+        token = middle(self._added or self._alone or [0.0])
         allowed = (SLOWDOWN - 1) * usual
         # Without a division: what a token adds may be measured as next to nothing.
-        if self._token * self._largest <= allowed:
-            return self._largest
-        return max(1, int(allowed / self._token))
+        self._offered = self._largest if token * self._largest <= allowed else max(1, int(allowed / token))
+        return self._offered
