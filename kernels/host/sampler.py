@@ -62,7 +62,8 @@ class _Tokens(ctypes.Structure):
     _fields_ = (("ids", ctypes.c_void_p), ("count", ctypes.c_int32))
 
     def show(self, ids: array[int] | None) -> None:
-        self.ids, self.count = (ids.buffer_info()[0], len(ids)) if ids else (None, 0)
+        self.ids = ids.buffer_info()[0] if ids else None
+        self.count = len(ids) if ids else 0
 
 
 class Draw(ctypes.Structure):

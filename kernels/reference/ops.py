@@ -121,7 +121,7 @@ def rounded_queries(q: Tensor, head_dim: int) -> Tensor:
 
 def rounded_weights(weights: Tensor, value_scales: Tensor) -> Tensor:
     """Weights, times the scales of the values that they are for, are int16 with one scale per chunk of positions."""
-    scaled = (weights * value_scales).split(CHUNK, dim=-1)
+    scaled = torch.split(weights * value_scales, CHUNK, dim=-1)
     rounded = torch.cat([_rounded(chunk, INT16_LIMIT) for chunk in scaled], dim=-1)
     return torch.where(value_scales == 0, 0.0, rounded / value_scales)
 
