@@ -211,6 +211,7 @@ def test_beside_answers_a_prompt_comes_in_pieces_that_fit_the_time() -> None:
     answering = sequence(0, 2)
     assert [step[:2] for step in machine.process(answering)] == [(0, 2)], "a prompt without answers comes whole"
     machine.step()
+    machine.step()
     steps = machine.process(long := sequence(1, 1000))
     assert all(rows == 1 for rows, _, _ in steps), "an answer stopped"
     assert max(seconds for _, _, seconds in steps) <= 2 * 0.011
@@ -218,7 +219,7 @@ def test_beside_answers_a_prompt_comes_in_pieces_that_fit_the_time() -> None:
     assert pieces[0] >= 1
     assert max(pieces) == 4, "0.75 * 11 ms hold four tokens of 2 ms"
     assert 1000 / 4 <= len(steps) < 1000 / 3.5
-    assert 2 <= pieces.count(0) <= len(steps) // 50, "now and then a step shows what it takes without a prompt"
+    assert 10 <= pieces.count(0) <= len(steps) // 12, "now and then a step shows what it takes without a prompt"
     machine.scheduler.finish(answering)
     machine.scheduler.finish(long)
     assert machine.process(sequence(2, 1000))[0][1] == 64, "nobody waits: the largest step"
@@ -231,7 +232,21 @@ def test_other_programs_disturb_the_pieces_little() -> None:
     for _ in range(20):
         machine.step()
     pieces = [tokens for _, tokens, _ in machine.process(sequence(1, 1000))]
-    assert 3 <= sum(pieces) / len(pieces) <= 7
+    assert 2.5 <= sum(pieces) / len(pieces) <= 7
+
+
+def test_a_machine_that_becomes_slow_and_quick_again_changes_the_pieces_little() -> None:
+    now = {"factor": 1.0}
+    machine = Machine(lambda: now["factor"])
+    machine.process(sequence(0, 2))
+    machine.step()
+    machine.scheduler.add(long := sequence(1, 2000))
+    for factor in (1.0, 4.0, 1.0, 3.0):
+        now["factor"] = factor
+        steps = [machine.step() for _ in range(100)]
+        assert sum(tokens for _, tokens, _ in steps) > 250
+        assert max(tokens for _, tokens, _ in steps[60:]) <= 5
+    assert long.computed > 1000
 
 
 def test_a_prompt_that_stood_back_for_answers_goes_on_when_they_lose_their_blocks() -> None:

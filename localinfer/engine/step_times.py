@@ -12,8 +12,11 @@ from collections.abc import Iterable
 
 # What a step with a piece of a prompt may take, by the same step without it. Twice is promised: the rest is for noise.
 SLOWDOWN = 1.75
-REMEMBERED = 9  # measurements of which the median counts: other programs disturb single steps by any factor
-REFRESH = 64  # after so many steps with prompts in a row comes one without, to know again what that takes
+# Of so few measurements the median counts: other programs disturb single steps by any factor, and slow all of them down
+# for some seconds, so that only times that were measured close to each other can be compared.
+REMEMBERED = 3
+REFRESH = 24  # after so many steps with prompts come two without, to know again what that takes
+NEVER = (-REFRESH, -REFRESH)
 
 
 def middle(values: Iterable[float]) -> float:
@@ -28,24 +31,26 @@ class StepTimes:
     def __init__(self) -> None:
         self._steps: dict[int, deque[float]] = {}  # rows -> what steps without a prompt took
         self._usual: dict[int, float] = {}  # ... the median
-        self._added: deque[float] = deque(maxlen=REMEMBERED)  # what a token of a prompt added to steps with rows
-        self._alone: deque[float] = deque(maxlen=REMEMBERED)  # what it took in steps without
+        self._mixed: deque[tuple[int, int, float]] = deque(maxlen=3 * REMEMBERED)  # rows, prompt tokens, seconds
+        self._alone: deque[float] = deque(maxlen=REMEMBERED)  # what a token of a prompt took in steps without rows
         self._offered = 0  # the last answer of `piece`
         self._largest = 1  # what it may be next: costs jump where a piece fills another tile of the kernels
-        self._with_prompt = 0  # steps with rows and a prompt since the last without a prompt
+        self._with_prompt = 0  # steps so far that had rows and a prompt
+        # rows -> what `_with_prompt` was the last two times that they were measured without a prompt
+        self._known_at: dict[int, tuple[int, int]] = {}
 
     def record(self, rows: int, prompt_tokens: int, seconds: float) -> None:
         """A step was executed."""
         if not prompt_tokens:
-            self._with_prompt = 0
             steps = self._steps.setdefault(rows, deque(maxlen=REMEMBERED))
             steps.append(seconds)
             self._usual[rows] = middle(steps)
+            self._known_at[rows] = (self._known_at.get(rows, NEVER)[1], self._with_prompt)
         elif not rows:
             self._alone.append(seconds / prompt_tokens)
         else:
             self._with_prompt += 1
-            self._added.append(max(0.0, seconds - self.usual(rows)) / prompt_tokens)
+            self._mixed.append((rows, prompt_tokens, seconds))
             if prompt_tokens >= self._offered:
                 self._largest = prompt_tokens + 1 + prompt_tokens // 4
 
@@ -69,11 +74,15 @@ class StepTimes:
         """
         if not rows:
             return None
-        usual = self.usual(rows)
-        if not usual or self._with_prompt >= REFRESH:
+        if self._with_prompt - self._known_at.get(rows, NEVER)[0] >= REFRESH:
             return 0
-        token = middle(self._added or self._alone or [0.0])
-        allowed = (SLOWDOWN - 1) * usual
+        token, allowed = self._token(), (SLOWDOWN - 1) * self._usual[rows]
         # Without a division: what a token adds may be measured as next to nothing.
         self._offered = self._largest if token * self._largest <= allowed else max(1, int(allowed / token))
         return self._offered
+
+    def _token(self) -> float:
+        """What a token of a prompt adds to a step; 0 if nothing is known."""
+        if self._mixed:
+            return middle(max(0.0, seconds - self.usual(rows)) / tokens for rows, tokens, seconds in self._mixed)
+        return middle(self._alone or [0.0])
