@@ -24,11 +24,11 @@ def command(
     draft: Draft = "",
     json: Json = False,
 ) -> None:
-    """Measure how fast a model runs here, or with --determinism, check that load changes no token.
+    """Measure how fast a model runs here.
 
     Prefill and decode of random tokens, at several lengths and depths if asked: --depth 0,4096.
 
-    With --determinism a recorded workload of mixed requests is answered one by one on one thread, and then in batches
+    With --determinism, check that load changes no token: a recorded workload of mixed requests is answered one by one on one thread, and then in batches
     of up to 32, with and without prefix cache, preemption and drafts, on several threads. The exit code is 1 if any
     token differs.
     """
