@@ -311,6 +311,7 @@ def test_show_describes_a_file(scripted: str, base_model: str, capsys: Capture) 
     text = capsys.readouterr().out
     assert "general.architecture                          llama" in text
     assert "F32\t12\t477696\t1910784\t1.9 MB" in text
+    assert "tokenizer.ggml.add_bos_token                  true\n" in text
     assert "chat template: yes" in text
     assert "context: made for 4096 tokens" in text
     assert execute(["show", base_model]) == 0

@@ -71,6 +71,8 @@ def shown(*pieces: str) -> list[str]:
         ("a party 🎉🎉🎉🎉 with everybody", ["a party 🎉🎉🎉🎉", "with everybody"]),
         ("e\u0301te\u0301 e\u0301te\u0301 e\u0301te\u0301 e\u0301te\u0301 e\u0301te\u0301 e\u0301te\u0301",
          ["e\u0301te\u0301 e\u0301te\u0301 e\u0301te\u0301 e\u0301te\u0301 e\u0301te\u0301", "e\u0301te\u0301"]),
+        ("sixteen columns: e\u0301\u0302\u0303te te", ["sixteen columns:", "e\u0301\u0302\u0303te te"]),
+        ("seventeen columns\t a", ["seventeen columns", "a"]),
         ("one\ttwo\t\tthree four", ["one     two", "three four"]),
     ],
 )  # fmt: skip
