@@ -80,6 +80,16 @@ def test_only_what_was_rejected_is_computed_again() -> None:
     assert [cache[position] for position in range(len(target.tokens))] == list(target.tokens)
 
 
+def test_what_the_target_did_by_itself_meanwhile_is_computed_too() -> None:
+    model = Alphabet()
+    draft, target = draft_model(model), sequence("abc")
+    assert propose(draft, (target, 4)) == ["defg"]
+    accept(target, "xyz")
+    model.processed.clear()
+    assert propose(draft, (target, 1)) == ["a"]
+    assert model.processed == [3]
+
+
 def positions(draft: DraftModel, target: Sequence) -> list[tuple[int, int]]:
     shadow = draft._shadows[target].sequence
     return [(position, shadow.blocks[position // BLOCK]) for position in range(shadow.computed)]
@@ -92,6 +102,7 @@ def test_a_rejected_token_is_never_found_in_the_cache() -> None:
     accept(target, "gx")
     propose(draft, (target, 1))
     draft.keep([])
+    assert not draft._shadows
     assert draft.kv.free == draft.kv.count
     again = sequence("abcdefghijkl")
     model.processed.clear()

@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 from fake_models import BLOCK, VOCABULARY, Alphabet, FakeModel, Letters, Rememberer, drain, fake_engine
 from localinfer.engine.draft import DraftModel
 from localinfer.engine.engine import Engine
+from localinfer.engine.kv import BlockManager
 from localinfer.engine.request import Request
 from localinfer.engine.sampling import SamplingParams
+from localinfer.engine.sequence import Chunk, Sequence
+from localinfer.engine.speculation import Speculation
+from localinfer.engine.step_times import StepTimes
 from localinfer.kernels.base import LoadConfig
 
 CONTEXT = 64
@@ -180,16 +184,44 @@ def test_an_end_inside_of_a_draft_ends_the_answer() -> None:
     assert request.finish_reason == "stop"
 
 
-def test_by_default_nothing_is_drafted_beside_prompts() -> None:
-    model = Alphabet()
-    e = engine(model, "auto", paced=False)
-    e.add_request(ids("abababab"), SamplingParams(max_tokens=20), Letters)
-    e.step()
-    for _ in range(3):
-        e.add_request(ids("zyxwvuts" * 2), SamplingParams(max_tokens=1), Letters)
-        model.rows.clear()
-        e.step()
-        assert model.rows == [2], "one of the answer, one of the prompt"
+def decoding(text: str, id: int = 0) -> Sequence:
+    """A sequence that has drawn its last token, the only one that is not computed."""
+    sequence = Sequence.of_prompt(id, ids(text))
+    sequence.prompt_length -= 1
+    sequence.computed = len(text) - 1
+    return sequence
+
+
+def test_by_default_drafts_come_when_it_is_known_what_a_step_takes_and_not_beside_prompts() -> None:
+    times = StepTimes()
+    kv = BlockManager(20, BLOCK)
+    speculation = Speculation("auto", kv, times, max_tokens=20, max_rows=8)
+    answer, prompt = Chunk(decoding("abcabcab"), 1), Chunk(Sequence.of_prompt(1, ids("abcd")), 4)
+
+    def extend(*chunks: Chunk) -> list[list[int]]:
+        found = speculation.extend(list(chunks), [], lambda sequence: 9, lambda *given: 0)
+        return [list(chunk.drafts) for chunk in found]
+
+    assert kv.grow(answer.sequence, 8)
+    assert extend(answer) == [[]]
+    times.record(1, 0, 0.010)
+    (drafted,) = extend(answer)
+    assert drafted
+    assert drafted == ids("cabcabca")[: len(drafted)]
+    assert extend(answer, prompt) == [[], []]
+
+
+def test_blocks_of_rejected_tokens_are_given_back() -> None:
+    kv = BlockManager(20, BLOCK)
+    speculation = Speculation("ngram", kv, StepTimes(), max_tokens=20, max_rows=8)
+    answer = decoding("abcabcab")
+    assert kv.grow(answer, 8)
+    (chunk,) = speculation.extend([Chunk(answer, 1)], [], lambda sequence: 9, lambda *given: 0)
+    assert list(chunk.drafts) == ids("cabc")
+    assert len(answer.blocks) == 3
+    kv.commit(answer, 8)
+    assert speculation.settle(1, 0, 0.01) == (4, 0)
+    assert len(answer.blocks) == 2
 
 
 def test_a_draft_model_that_fails_is_left_and_said(capsys: pytest.CaptureFixture[str]) -> None:
