@@ -28,9 +28,9 @@ def command(
 
     Prefill and decode of random tokens, at several lengths and depths if asked: --depth 0,4096.
 
-    With --determinism, check that load changes no token: a recorded workload of mixed requests is answered one by one on one thread, and then in batches
-    of up to 32, with and without prefix cache, preemption and drafts, on several threads. The exit code is 1 if any
-    token differs.
+    With --determinism, check that load changes no token: a recorded workload of mixed requests is answered one by one
+    on one thread, and then in batches of up to 32, with and without prefix cache, preemption and drafts, on several
+    threads. The exit code is 1 if any token differs.
     """
     if determinism:
         from localinfer.cli.determinism import check_determinism
