@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from localinfer.errors import LocalInferError
 from localinfer.hub.catalog import CATALOG
@@ -29,6 +30,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Everybody tests the same examples; --hypothesis-profile=explore looks for others.
+    settings.register_profile("repeatable", derandomize=True)
+    settings.register_profile("explore")
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("repeatable")
     # A background job of a shell ignores Ctrl-C, and so would every program that a test starts and interrupts.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import regex
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from localinfer.kernels.host.encoder import split_text
@@ -75,6 +75,7 @@ def cut(rule: str, text: str) -> list[str]:
     "rules", RULES, ids=lambda rules: next(n for n, r in PRETOKENIZERS.items() if r.rules == rules)
 )
 @given(text=TEXTS)
+@example(text="٠²")
 @settings(max_examples=30, deadline=None)
 def test_words_are_those_of_the_regex_package(rules: tuple[str, ...], text: str) -> None:
     assert [word.decode() for word in split_text(rules, text.encode())] == reference(rules, text)

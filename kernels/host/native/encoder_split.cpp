@@ -12,12 +12,20 @@ bool accept(std::string& text, const char* prefix) {
     return true;
 }
 
+// Whether a character is \w (Unicode Technical Standard 18, annex C): alphabetic ones, among them letters in circles and
+// squares, marks, decimal digits, connectors and joiners.
+bool is_word(uint32_t c) {
+    return (bit(category(c)) & (kLetters | kMarks | bit(Nd) | bit(Nl) | bit(Pc))) != 0 || (c >= 0x24b6 && c <= 0x24e9) ||
+           (c >= 0x1f130 && c <= 0x1f149) || (c >= 0x1f150 && c <= 0x1f169) || (c >= 0x1f170 && c <= 0x1f189) ||
+           c == 0x200c || c == 0x200d;
+}
+
 bool word_follows(const uint8_t* position, const uint8_t* end) {
     if (position == end)
         return false;
     uint32_t c;
     decode_utf8(position, end, c);
-    return bit(category(c)) & (kLetters | kMarks | kNumbers | bit(Pc));
+    return is_word(c);
 }
 
 // `begin` up to `end` is a run of digits; adds the ends of its groups.
