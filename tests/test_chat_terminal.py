@@ -432,7 +432,7 @@ def test_messages_of_several_lines(chat: Terminal) -> None:
     assert last_message() == "/reset\nthree"
     # What a terminal sends for text pasted from the clipboard (bracketed paste), then Enter.
     chat.send("\x1b[200~def f():\n\treturn 1\n# end\x1b[201~")
-    time.sleep(0.1)
+    chat.expect("# end")
     chat.send("\n")
     chat.expect("Hello, wide 🌍!")
     chat.expect("> ")
