@@ -53,7 +53,7 @@ CONTEXT = 2048  # tokens of one conversation
 TURNS, QUESTIONS = 3, 2
 PAUSE_SECONDS = 0.1  # mean time between two requests of a client
 HEADLINE_CLIENTS = 8
-LONG_PROMPT_WORDS, LONG_CONTEXT = 3000, 6144  # some 4,000 tokens
+LONG_PROMPT_WORDS, LONG_CONTEXT = 1950, 6144  # some 4,000 tokens
 STREAMS, STREAM_TOKENS, QUIET_SECONDS = 4, 600, 1.5  # answers under way, and how long they run undisturbed
 SYSTEM = (
     "You are a patient assistant who explains things to people who are new to a subject. You answer in whole "
