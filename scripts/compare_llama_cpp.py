@@ -27,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ OURS = "localinfer"
 FLASH = {"llama.cpp -fa on": True, "llama.cpp -fa off": False}
 START_PROMPT = "The capital of France is"
 START_CONTEXT = 4096
+SETTLE_SECONDS = 0.7  # llama.cpp's threads spin for a quarter of a second after their last work: not into the next turn
 # The best that the instructions of a backend can do, by the names in native/probe.cpp.
 PEAKS = {"avx512vnni": ("dpbusd_256", "dpbusd_512"), "avx2": ("maddubs_256",), "portable": ("maddubs_256",)}
 
@@ -61,6 +63,7 @@ class Cell:
 
     def run(self, children: dict[str, Child], reverse: bool) -> None:
         for who in reversed(children) if reverse else children:
+            time.sleep(SETTLE_SECONDS)
             self.seconds[who].append(float(children[who].ask(self.command)))
 
     @property
