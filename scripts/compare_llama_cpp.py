@@ -110,6 +110,7 @@ class Starts:
 
     def run(self) -> None:
         for who, command in self.commands.items():
+            time.sleep(SETTLE_SECONDS)
             # llama-cli greets before it loads, so that its first byte says nothing: its time is that of the whole run.
             self.seconds[who].append(run_timed(command, until_output=who != "llama-cli")[0])
 
