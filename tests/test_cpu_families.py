@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from localinfer.formats.gguf import open_gguf
 from localinfer.kernels.base import Executable, LoadConfig, batch_of
@@ -27,13 +26,7 @@ Q8_TOLERANCE = 1e-5  # seen: below 3e-6 until the first such step (row 3 at the 
 ROWS_BEFORE_A_STEP = 3
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_torch_thread() -> Iterator[None]:
-    """Threads only slow such small products down."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 FileOf = Callable[[TinyModel, str], Path]

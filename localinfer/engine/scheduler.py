@@ -23,7 +23,6 @@ from localinfer.engine.sequence import Chunk, Sequence
 from localinfer.engine.step_times import StepTimes
 
 AGEING_SECONDS = 10.0  # how much longer a sequence waits for each unit that its priority number is higher
-LARGEST_PRIORITY = 1000  # numbers of either sign: 10,000 seconds
 
 
 class Scheduler:
