@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -246,16 +247,23 @@ def test_free_memory_respects_container_limits(tmp_path: Path, files: dict[str, 
     assert free_memory(write(tmp_path, {**MEMINFO, **files})) == expected
 
 
+def touched(size: int) -> mmap.mmap:
+    """Fresh pages, all of them written to: the heap could have some left that are resident already."""
+    block = mmap.mmap(-1, size)
+    for offset in range(0, size, mmap.PAGESIZE):
+        block[offset] = 1
+    return block
+
+
 def test_resident_memory_grows_with_what_is_touched() -> None:
     before = resident()
-    block = bytearray(os.urandom(1)) * (64 * MIB)
+    block = touched(64 * MIB)
     assert 60 * MIB < resident() - before < 80 * MIB
-    del block
+    block.close()
     if not reset_peak():
         pytest.skip("the peak cannot be reset here")
     low = peak_resident()
-    block = bytearray(os.urandom(1)) * (64 * MIB)
-    del block
+    touched(64 * MIB).close()
     assert peak_resident() - low > 60 * MIB
 
 

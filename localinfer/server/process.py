@@ -108,21 +108,23 @@ async def _serve(settings: ServerSettings, sources: Sequence[ModelSource], socke
         signals.graceful = True
         _say_ready(say, settings, registry, url(settings, list(sockets)))
         await _first(signals.stop.wait(), serving)
-        return await _drain(gate, settings.drain_seconds, say)
+        code, last_word = await _drain(gate, settings.drain_seconds, say)
     finally:
         await registry.close()
         server.should_exit = True
-        await serving
-        if registry.busy:  # a thread loads a model, and would be waited for
-            _end(0)
+        await serving  # which closes the log: the last word comes behind its lines
+    say(last_word)
+    if registry.busy:  # a thread loads a model, and would be waited for
+        _end(code)
+    return code
 
 
 async def _first(*waiting: Any) -> None:
     await asyncio.wait([asyncio.ensure_future(one) for one in waiting], return_when=asyncio.FIRST_COMPLETED)
 
 
-async def _drain(gate: Gate, seconds: float, say: Say) -> int:
-    """Waits for what is under way; the exit code."""
+async def _drain(gate: Gate, seconds: float, say: Say) -> tuple[int, str]:
+    """Waits for what is under way; the exit code, and what to say in the end."""
     gate.close()
     if gate.active:
         say(f"stopping: {gate.active} requests finish first, for at most {seconds:g} s; Ctrl-C again stops at once")
@@ -130,10 +132,8 @@ async def _drain(gate: Gate, seconds: float, say: Say) -> int:
         async with asyncio.timeout(seconds):
             await gate.wait_idle()
     if gate.active:
-        say(f"stopped: {gate.active} requests were cut off, since they took longer than {seconds:g} s")
-        return 1
-    say("stopped")
-    return 0
+        return 1, f"stopped: {gate.active} requests were cut off, since they took longer than {seconds:g} s"
+    return 0, "stopped"
 
 
 def _say_ready(say: Say, settings: ServerSettings, registry: OnDemandModels, address: str) -> None:
