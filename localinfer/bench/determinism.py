@@ -22,7 +22,7 @@ from localinfer.engine.plan import SPARE_ROWS, Wishes
 from localinfer.engine.request import Choice, Request, TextDecoder, TokenLogprob
 from localinfer.engine.speculation import SpeculationMode
 from localinfer.engine.statistics import EngineStatistics
-from localinfer.formats.gguf import GGUFFile
+from localinfer.formats.model_file import ModelFile
 from localinfer.kernels.base import KvType
 from localinfer.text.tokenizer import Tokenizer
 
@@ -126,10 +126,10 @@ def variants(threads: int, draft: bool) -> list[Variant]:
 
 
 def compare(
-    file: GGUFFile,
+    file: ModelFile,
     tokenizer: Tokenizer,
     *,
-    draft: GGUFFile | None = None,
+    draft: ModelFile | None = None,
     threads: int = 0,
     backend: str = "auto",
     kv_types: tuple[KvType, KvType] = ("f16", "f16"),

@@ -100,11 +100,11 @@ def bench(
     from localinfer import __version__
     from localinfer.bench.hardware import cpu_name, memory_bytes
     from localinfer.bench.measure import Stepper, cases, context_needed, measure
+    from localinfer.checkpoints import open_model
     from localinfer.cli.progress import TerminalReport
     from localinfer.engine.load import load_model
     from localinfer.engine.memory import peak_resident
     from localinfer.engine.plan import Wishes, kv_types
-    from localinfer.formats.gguf import open_gguf
     from localinfer.hub.pull import file_sha256
     from localinfer.hub.store import resolve
 
@@ -112,7 +112,7 @@ def bench(
     if not wanted:
         raise LocalInferError("there is nothing to measure", "give --prompt or --decode a length above 0")
     path = resolve(model)
-    with TerminalReport() as report, open_gguf(path) as file:
+    with TerminalReport() as report, open_model(path) as file:
         digest = file_sha256(path, report)
         start = time.perf_counter()
         wishes = Wishes(context_needed(wanted), *kv_types(kv_type), threads)

@@ -16,18 +16,18 @@ def check_determinism(model: str, *, draft: str, threads: int, backend: str, kv_
     speculated, rejected, accepted; and the same per variant.
     """
     from localinfer.bench.determinism import compare
+    from localinfer.checkpoints import open_model
     from localinfer.engine.plan import kv_types
-    from localinfer.formats.gguf import open_gguf
     from localinfer.hub.store import resolve
     from localinfer.text.tokenizer import load_tokenizer
 
     path = resolve(model)
     with ExitStack() as files:
-        file = files.enter_context(open_gguf(path))
+        file = files.enter_context(open_model(path))
         report = compare(
             file,
             load_tokenizer(file.metadata),
-            draft=files.enter_context(open_gguf(resolve(draft))) if draft else None,
+            draft=files.enter_context(open_model(resolve(draft))) if draft else None,
             threads=threads,
             backend=backend,
             kv_types=kv_types(kv_type),

@@ -181,9 +181,9 @@ def plan_models(
 
 def _settled(path: Path, context: int | None, options: dict[str, Any]) -> dict[str, int]:
     """Context and pool of a model, by a plan made before anything is loaded."""
+    from localinfer.checkpoints import open_model
     from localinfer.engine.load import choose_backend
     from localinfer.engine.plan import Wishes, kv_types, make_plan
-    from localinfer.formats.gguf import open_gguf
     from localinfer.hub.store import resolve
 
     wishes = Wishes(
@@ -194,8 +194,8 @@ def _settled(path: Path, context: int | None, options: dict[str, Any]) -> dict[s
         kv_tokens=options["kv_tokens"],
     )
     with contextlib.ExitStack() as files:
-        file = files.enter_context(open_gguf(path))
-        draft = files.enter_context(open_gguf(resolve(options["draft"]))) if options["draft"] else None
+        file = files.enter_context(open_model(path))
+        draft = files.enter_context(open_model(resolve(options["draft"]))) if options["draft"] else None
         config = make_plan(file, choose_backend(options["backend"])[0], wishes, draft).config
     return {"context": config.context, "kv_tokens": config.kv_blocks * config.block_size}
 

@@ -8,7 +8,7 @@ from localinfer.cli.options import Json, Model
 from localinfer.cli.output import emit, emit_json, emit_table, harmless, size
 
 if TYPE_CHECKING:
-    from localinfer.formats.gguf import GGUFFile
+    from localinfer.formats.model_file import ModelFile
 
 MAX_LISTED = 32
 
@@ -22,11 +22,11 @@ def command(
 
     Its metadata, tensors by type, chat template, and the memory that running it takes.
     """
-    from localinfer.formats.gguf import open_gguf
+    from localinfer.checkpoints import open_model
     from localinfer.hub.store import resolve
     from localinfer.models import record
 
-    with open_gguf(resolve(model)) as file:
+    with open_model(resolve(model)) as file:
         if program and not json:
             emit(f"{record(file.metadata, file)}\n")
             return
@@ -37,7 +37,7 @@ def command(
         _print(found)
 
 
-def describe_file(file: "GGUFFile", with_program: bool = False) -> dict[str, Any]:
+def describe_file(file: "ModelFile", with_program: bool = False) -> dict[str, Any]:
     """What `show --json` prints.
 
     paths, size, metadata, tensors by type, chat template; what a chat samples with, where there is a template; and
@@ -66,7 +66,7 @@ def describe_file(file: "GGUFFile", with_program: bool = False) -> dict[str, Any
     return found
 
 
-def _by_type(file: "GGUFFile") -> list[dict[str, Any]]:
+def _by_type(file: "ModelFile") -> list[dict[str, Any]]:
     types: dict[str, dict[str, Any]] = {}
     for tensor in file.tensors.values():
         row = types.setdefault(tensor.type.name, {"type": tensor.type.name, "tensors": 0, "weights": 0, "bytes": 0})
@@ -79,7 +79,7 @@ def _by_type(file: "GGUFFile") -> list[dict[str, Any]]:
     return sorted(types.values(), key=lambda row: -int(row["bytes"]))
 
 
-def _plan(file: "GGUFFile") -> dict[str, Any]:
+def _plan(file: "ModelFile") -> dict[str, Any]:
     """What running it here would take, in bytes, with the context that it would get."""
     from localinfer.engine.load import choose_backend
     from localinfer.engine.plan import Wishes, make_plan
@@ -95,7 +95,7 @@ def _plan(file: "GGUFFile") -> dict[str, Any]:
     }
 
 
-def _sampling(file: "GGUFFile") -> dict[str, Any]:
+def _sampling(file: "ModelFile") -> dict[str, Any]:
     """The sampling parameters of a chat that are not at their neutral values, and who recommends them."""
     from localinfer.cli.chat_params import CHAT_PARAMS
     from localinfer.cli.loading import recommended_sampling

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Literal, overload
 from weakref import WeakValueDictionary
 
+from localinfer.checkpoints import open_model
 from localinfer.engine.checks import token_ids, wrong
 from localinfer.engine.engine import Engine
 from localinfer.engine.load import chat_defaults, load, say
@@ -31,7 +32,6 @@ from localinfer.engine.request import Choice, FinishReason, Output, Request, Tex
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.speculation import SpeculationMode
 from localinfer.errors import LocalInferError, UnsupportedError
-from localinfer.formats.gguf import open_gguf
 from localinfer.hub.store import resolve
 from localinfer.kernels.base import KvType, Progress
 from localinfer.text.chat_template import ChatTemplate, template_for
@@ -247,7 +247,7 @@ class LLM:
         if not isinstance(draft, str | os.PathLike | None):
             raise wrong("draft", draft, "the name of an installed model, or the path of a .gguf file")
         with ExitStack() as undo, ExitStack() as reading:  # a file that is not loaded does not stay open
-            self._file = undo.enter_context(open_gguf(self.path))
+            self._file = undo.enter_context(open_model(self.path))
             self.metadata = self._file.metadata
             self.tokenizer = load_tokenizer(self.metadata)
             self.chat_defaults = chat_defaults(self.metadata)
@@ -259,7 +259,7 @@ class LLM:
                 backend=backend,
                 prefix_cache=prefix_cache,
                 speculation=speculation,
-                draft=None if draft is None else reading.enter_context(open_gguf(resolve(draft))),
+                draft=None if draft is None else reading.enter_context(open_model(resolve(draft))),
                 progress=progress,
             )
             undo.pop_all()

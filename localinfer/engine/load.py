@@ -14,7 +14,7 @@ from localinfer.engine.plan import Plan, Wishes, make_plan
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.speculation import SpeculationMode
 from localinfer.errors import FormatError, LocalInferError, UnsupportedError
-from localinfer.formats.gguf import GGUFFile
+from localinfer.formats.model_file import ModelFile
 from localinfer.kernels import BACKENDS
 from localinfer.kernels import backend as find_backend
 from localinfer.kernels.base import Backend, Executable, Progress
@@ -77,10 +77,10 @@ def choose_backend(name: str = "auto") -> tuple[Backend, str]:
 
 
 def load_model(
-    file: GGUFFile,
+    file: ModelFile,
     wishes: Wishes,
     *,
-    draft: GGUFFile | None = None,
+    draft: ModelFile | None = None,
     backend: str = "auto",
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -114,14 +114,14 @@ def load_model(
 
 
 def load(
-    file: GGUFFile,
+    file: ModelFile,
     tokenizer: Tokenizer,
     wishes: Wishes,
     *,
     backend: str = "auto",
     prefix_cache: bool = True,
     speculation: SpeculationMode = "auto",
-    draft: GGUFFile | None = None,
+    draft: ModelFile | None = None,
     progress: Progress | None = None,
 ) -> Loaded:
     """Plans, reserves and loads. Notes also go to standard error.
@@ -148,7 +148,7 @@ def load(
     return Loaded(engine, model.plan, (*tokenizer.notes, *model.notes))
 
 
-def _check_speculation(mode: SpeculationMode, draft: GGUFFile | None) -> None:
+def _check_speculation(mode: SpeculationMode, draft: ModelFile | None) -> None:
     modes = get_args(SpeculationMode)
     if mode not in modes:
         raise wrong("speculation", mode, f"one of {', '.join(modes)}")

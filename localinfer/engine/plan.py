@@ -15,7 +15,7 @@ from typing import NamedTuple, get_args
 from localinfer.engine.checks import LARGEST_SIZE, whole, wrong
 from localinfer.engine.memory import free_memory, resident
 from localinfer.errors import LocalInferError, MemoryPlanError
-from localinfer.formats.gguf import GGUFFile
+from localinfer.formats.model_file import ModelFile
 from localinfer.kernels.base import Backend, KvType, LoadConfig
 from localinfer.kernels.host.sampler import sampler_bytes
 from localinfer.kernels.program import Program
@@ -97,7 +97,7 @@ class Plan(NamedTuple):
         return "\n".join(rows)
 
 
-def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes, draft: GGUFFile | None = None) -> Plan:
+def make_plan(file: ModelFile, backend: Backend, wishes: Wishes, draft: ModelFile | None = None) -> Plan:
     """The plan for a model file, and the one of a draft model if there is to be one.
 
     LocalInferError if a wish makes no sense, MemoryPlanError if what was asked for does not fit what is free,
@@ -128,7 +128,7 @@ def make_plan(file: GGUFFile, backend: Backend, wishes: Wishes, draft: GGUFFile 
         # Asked for last: by now the backend's library is loaded.
         return Plan(program, backend.name, config, {"process": resident(), **reserved}, free, reason, drafting)
 
-    def plan_draft(draft: GGUFFile, context: int, config: LoadConfig) -> tuple[DraftPlan, dict[str, int]]:
+    def plan_draft(draft: ModelFile, context: int, config: LoadConfig) -> tuple[DraftPlan, dict[str, int]]:
         program = record(draft.metadata, draft, context)
         refuse_unused(program, draft.tensors)
         config = replace(config, max_rows=config.max_sequences)
