@@ -98,6 +98,7 @@ class GGUFFile:
         self.file_size = sum(part.size for part in parts)
         self._maps: list[Any] = [part.view.obj for part in parts]
         self._header_sizes = [part.data_start for part in parts]
+        self._first, self._encoded = first.view, first.encoded
         self.metadata = Metadata(first.values, str(first.path))
         self.tensors: dict[str, Tensor] = {}
         for part in parts:
@@ -119,6 +120,11 @@ class GGUFFile:
 
     def has_tensor(self, name: str) -> bool:
         return name in self.tensors
+
+    def encoded(self, key: str) -> bytes:
+        """A metadata value as it lies in the file: its value type and its bytes, for a copy that loses nothing."""
+        begin, end = self._encoded[key]
+        return bytes(self._first[begin:end])
 
     def drop_pages(self) -> None:
         """Takes the pages that were read so far out of this process's memory; what is read again comes back.
@@ -146,6 +152,7 @@ class GGUFFile:
         """Lets go of the mapped memory; it is given back when the last buffer that was handed out is gone."""
         self.tensors = {}
         self._maps = []
+        self._first, self._encoded = memoryview(b""), {}
         self.metadata = Metadata({}, str(self.paths[0]))
 
     def __enter__(self) -> GGUFFile:
@@ -207,6 +214,7 @@ class _Part:
         self.position = 0
         self.version, tensor_count, pair_count = self._read_header()
         self.values: dict[str, Value] = {}
+        self.encoded: dict[str, tuple[int, int]] = {}  # where each value, its type before it, begins and ends
         for i in range(pair_count):
             self._read_pair(i, pair_count)
         self.alignment = self._small_int("general.alignment", _DEFAULT_ALIGNMENT)
@@ -256,7 +264,9 @@ class _Part:
         key = self._name(f"key {index + 1} of {count}")
         if key in self.values:
             self._fail(f"key {key} occurs twice", start)
+        begin = self.position
         self.values[key] = self._value(self._number("I", 4, f"the type of {key}"), key, 0)
+        self.encoded[key] = (begin, self.position)
 
     def _value(self, kind: int, key: str, depth: int) -> Value:
         if kind in _NUMBERS:
