@@ -1,0 +1,1 @@
+"""Making smaller files of models: recipes, writers, mixed precision, provenance."""
