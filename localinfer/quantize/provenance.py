@@ -135,10 +135,14 @@ def _check(provenance: Provenance, where: str) -> None:
         raise FormatError(f"{where}: the provenance has values of the wrong kind", _HINT)
 
 
-def padded(provenance: Provenance, room: int = 0) -> str:
-    """The JSON with blanks behind it, `room` characters in all; 0 takes what leaves room for a quality report."""
+def room_for(provenance: Provenance) -> int:
+    """Characters that take a provenance as well when its hashes and its quality report are filled in."""
+    return len(provenance.to_json()) + _REPORT_ROOM
+
+
+def padded(provenance: Provenance, room: int) -> str:
+    """The JSON with blanks behind it, `room` characters in all."""
     text = provenance.to_json()
-    room = room or len(text) + _REPORT_ROOM
     if len(text) > room:
         raise ValueError(f"a provenance of {len(text)} characters does not fit {room}")
     return text.ljust(room)

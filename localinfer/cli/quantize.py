@@ -1,0 +1,77 @@
+"""`localinfer quantize SOURCE --to TYPE`"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localinfer.cli.options import Json
+from localinfer.cli.output import emit, emit_json, emit_table, size
+
+if TYPE_CHECKING:
+    from localinfer.quantize.pipeline import Result
+
+
+def command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A folder with safetensors and config.json, a .gguf file, or an installed model.", show_default=False
+        ),
+    ],
+    to: Annotated[str, typer.Option("--to", help="The type: q4_k_m, q8_0, ...", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write.", show_default="SOURCE-TYPE.gguf here")
+    ] = None,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Measure the quality afterwards.")] = True,
+    statement: Annotated[bool, typer.Option("--statement", help="Write an in-toto statement, to be signed.")] = False,
+    threads: Annotated[int, typer.Option("--threads", "-t", help="Threads; 0 is one per processor.", min=0)] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
+    json: Json = False,
+) -> None:
+    """Make a smaller file of a model.
+
+    The same source, type and calibration give the same bytes everywhere; what was done stands in the file. An interrupted
+    run is gone on with by the same command.
+    """
+    from localinfer.cli.progress import TerminalReport
+    from localinfer.hub.store import is_path, resolve
+    from localinfer.quantize.pipeline import Wishes, quantize
+
+    path = Path(source) if is_path(source) else Path(resolve(source))
+    wishes = Wishes(path, to, output, threads, force, report, statement)
+    with TerminalReport() as terminal:
+        result = quantize(wishes, terminal)
+    if json:
+        emit_json(describe(result))
+    else:
+        _print(result)
+
+
+def describe(result: "Result") -> dict[str, Any]:
+    """What `quantize --json` prints."""
+    return {
+        "path": str(result.path),
+        "size": result.size,
+        "bits_per_weight": round(result.bits_per_weight, 4),
+        "seconds": round(result.seconds, 3),
+        "types": _by_type(result),
+        "recipe": dict(result.provenance.recipe),
+        "quality": result.provenance.quality,
+    }
+
+
+def _by_type(result: "Result") -> list[dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for choice in result.choices:
+        row = rows.setdefault(choice.type, {"type": choice.type, "tensors": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["bytes"] += choice.nbytes
+    return sorted(rows.values(), key=lambda row: -int(row["bytes"]))
+
+
+def _print(result: "Result") -> None:
+    emit(f"{result.path}\n{size(result.size)}, {result.bits_per_weight:.2f} bits per weight\n\n")
+    emit_table(("type", "tensors", "size"), [(r["type"], r["tensors"], size(r["bytes"])) for r in _by_type(result)])
+    quality = result.provenance.quality or {}
+    emit(f"\nquality: not measured ({quality['skipped']})\n" if "skipped" in quality else "")

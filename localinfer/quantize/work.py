@@ -1,0 +1,138 @@
+"""A file in the making, which can be gone on with after its process died.
+
+Beside the file to be lie `FILE.part`, laid out as it will be, and `FILE.part.json`: a first line that says what is being
+made, and a line for each finished tensor with its hashes. What the journal says is not believed: the bytes are hashed
+again. Nothing stands under the final name before everything is written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from localinfer.errors import LocalInferError
+
+
+class WorkFile:
+    """The two files beside `path`, held by one process. `finished`: tensor name → (source sha256, result sha256).
+
+    Use it in a `with` statement. LocalInferError if another process has them, or if they cannot be written.
+    """
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self.final = path
+        self.path = path.with_name(path.name + ".part")
+        self._journal_path = path.with_name(path.name + ".part.json")
+        self.finished: dict[str, tuple[str, str]] = {}
+        try:
+            self._journal: IO[str] = open(self._journal_path, "a+", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise LocalInferError(f"cannot write {self._journal_path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._journal.close()
+            raise LocalInferError(
+                f"{path} is being written by another process", "wait for it, or give another name with --output"
+            ) from error
+        if not self._read(fingerprint):
+            self._restart(fingerprint)
+
+    def _read(self, fingerprint: str) -> bool:
+        """Takes over what an earlier process noted; whether it was making the same file."""
+        self._journal.seek(0)
+        text = self._journal.read()
+        whole, _, broken = text.rpartition("\n")
+        if broken:  # the line that was being written
+            self._journal.truncate(len(whole.encode()) + 1)
+        lines = whole.split("\n")
+        if not whole or lines[0] != fingerprint or not self.path.exists():
+            return False
+        for line in lines[1:]:
+            try:
+                name, source, result = json.loads(line)
+            except ValueError:
+                return False
+            self.finished[name] = (source, result)
+        return True
+
+    def _restart(self, fingerprint: str) -> None:
+        self.finished = {}
+        self.path.unlink(missing_ok=True)
+        self._journal.truncate(0)
+        self._write(fingerprint)
+
+    @property
+    def present(self) -> int:
+        """Bytes of the disk that the file in the making has taken already."""
+        return self.path.stat().st_blocks * 512 if self.path.exists() else 0
+
+    def note(self, name: str, source_sha256: str, sha256: str) -> None:
+        """Notes that a tensor is written."""
+        self.finished[name] = (source_sha256, sha256)
+        self._write(json.dumps([name, source_sha256, sha256]))
+
+    def _write(self, line: str) -> None:
+        try:
+            self._journal.write(line + "\n")
+            self._journal.flush()
+        except OSError as error:
+            raise LocalInferError(f"cannot write {self._journal_path}: {error.strerror}") from error
+
+    def publish(self) -> None:
+        """Gives the file its name, at once and whole."""
+        try:
+            os.replace(self.path, self.final)
+            self._journal_path.unlink(missing_ok=True)
+            _sync_folder(self.final.parent)
+        except OSError as error:
+            raise LocalInferError(f"cannot write {self.final}: {error.strerror}") from error
+
+    def discard(self) -> None:
+        """Removes both files."""
+        self.path.unlink(missing_ok=True)
+        self._journal_path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def __enter__(self) -> WorkFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a small file that is there whole or not at all. LocalInferError if it cannot be."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise LocalInferError(f"cannot write {path}: {error.strerror}") from error
+
+
+def file_sha256(path: Path) -> str:
+    """The hash of a file. LocalInferError if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise LocalInferError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
