@@ -178,7 +178,7 @@ def test_other_machines_need_a_key(models: tuple[Path, Path], host: str, capsys:
         (["--context", "1"], "context is 1"),
         (["--context", "2000000000"], "MiB are free"),
         (["--backend", "abacus"], "abacus"),
-        (["--template", "no-such-file"], "the chat template no-such-file cannot be read"),
+        (["--template", "no-such-file"], "there is no file no-such-file"),
         (["--draft", "no-such-model"], "there is no model no-such-model"),
         (["--speculation", "draft"], "there is no draft model"),
         (["other-model", "--draft", "x"], "--draft goes with one model"),

@@ -12,6 +12,7 @@ import pytest
 from localinfer.server.access import LimitOrigins, RequireKey
 from localinfer.server.limits import LINGER_BYTES, Gate, LimitBody
 from localinfer.server.process import guarded
+from localinfer.server.record import RequestRecord
 from localinfer.server.settings import ServerSettings
 
 Scope = dict[str, Any]
@@ -48,7 +49,7 @@ async def ask(
     app: Any, headers: dict[str, str] | None = None, body: Sequence[bytes] = (), method: str = "POST", path: str = "/v1"
 ) -> Answer:
     pairs = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
-    scope = {"type": "http", "method": method, "path": path, "headers": pairs}
+    scope = {"type": "http", "method": method, "path": path, "headers": pairs, "client": ("203.0.113.7", 1)}
     pieces, read, sent = list(body) or [b""], 0, []
 
     async def receive() -> dict[str, Any]:
@@ -241,6 +242,38 @@ def test_a_closed_gate_lets_go_on_what_has_begun() -> None:
         may_end.set()
         assert (await first).status == 200
         await asyncio.wait_for(waiting, 10)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "path", "told"),
+    [
+        ({}, (), "/v1/models", ("/v1/models", 401)),
+        ({"x-api-key": "key", "origin": "https://evil.example"}, (), "/v1/models", ("/v1/models", 403)),
+        ({"x-api-key": "key", "content-length": "11"}, (), "/tokenize", ("/tokenize", 413)),
+        ({"x-api-key": "key"}, (b"x" * 6, b"x" * 6), "/tokenize", ("/tokenize", 413)),
+        ({}, (), "/made up by a client", ("other", 401)),
+        ({"x-api-key": "key"}, (b"x",), "/tokenize", None),
+    ],
+)
+def test_who_is_refused_is_reported(
+    headers: dict[str, str], body: Sequence[bytes], path: str, told: tuple[str, int] | None
+) -> None:
+    records: list[RequestRecord] = []
+    app, _ = guarded(echo, ServerSettings(api_keys=("key",), max_body=10), records.append)
+    answer(app, headers, body, path=path)
+    assert [(r.endpoint, r.status) for r in records] == ([told] if told else [])
+    assert all(r.client == "203.0.113.7" and r.error for r in records)
+
+
+def test_who_comes_while_the_server_stops_is_reported() -> None:
+    async def scenario() -> None:
+        records: list[RequestRecord] = []
+        app, gate = guarded(echo, ServerSettings(), records.append)
+        gate.close()
+        await ask(app, path="/v1/models")
+        assert [(r.endpoint, r.status) for r in records] == [("/v1/models", 503)]
 
     asyncio.run(scenario())
 

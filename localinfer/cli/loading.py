@@ -19,7 +19,7 @@ QUIET_SECONDS = 0.5
 
 def load_model(model: str, *, template: str = "", **options: Any) -> LLM:
     """An LLM. `template` names a file with a chat template. Ctrl-C while it loads ends the process at once."""
-    source = _template(template) if template else None
+    source = read_template(template) if template else None
     with interrupt_ends(), _Progress() as progress:
         llm = LLM(model, chat_template=source, progress=progress if sys.stderr.isatty() else None, **options)
     gc.enable()  # `main` switched it off
@@ -43,7 +43,7 @@ def recommended_sampling(by_file: SamplingParams, path: Path) -> tuple[SamplingP
     return by_file, "localinfer"
 
 
-def _template(name: str) -> str:
+def read_template(name: str) -> str:
     """The source of a chat template that can be compiled."""
     hint = "--template takes the path of a jinja2 file; without it the model's own template is used"
     try:

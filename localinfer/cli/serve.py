@@ -98,14 +98,14 @@ def command(
     longest ago makes room. Ctrl-C or SIGTERM lets running answers finish; a second one stops at once. Exit codes: 0 all
     answers were finished, 1 an error or answers that were cut off, 130 and 143 stopped at once.
     """
-    names = list(dict.fromkeys(models or [DEFAULT_MODEL]))
-    if draft and len(names) > 1:
+    asked = list(dict.fromkeys(models or [DEFAULT_MODEL]))
+    if draft and len(asked) > 1:
         raise typer.BadParameter("--draft goes with one model: a draft model guesses for one of its own family")
-    for name in names:
-        offer_to_pull(name, yes, "serve")
+    names = list(dict.fromkeys(offer_to_pull(name, yes, "serve") for name in asked))
     keys = (*(api_key or ()), *_environment_keys(), *(_keys_of_file(api_key_file) if api_key_file else ()))
     for key in keys:
         _check_key(key)
+    from localinfer.cli.loading import read_template
     from localinfer.server.process import run
     from localinfer.server.settings import MEBIBYTE, ServerSettings
 
@@ -132,7 +132,7 @@ def command(
         "kv_tokens": kv_tokens,
         "speculation": speculation,
         "draft": draft or None,
-        "chat_template": _read_template(template) if template else None,
+        "chat_template": read_template(template) if template else None,
     }
     sources = plan_models(names, _aliases(alias or ()), context, options)
     code = run(settings, sources, _say)
@@ -202,10 +202,12 @@ def _settled(path: Path, context: int | None, options: dict[str, Any]) -> dict[s
 
 def _loader(path: str, name: str, options: dict[str, Any]) -> "Any":
     def load(promised: int) -> "LLM":
+        from localinfer.cli.loading import recommended_sampling
         from localinfer.engine.llm import LLM
 
         llm = LLM(path, promised=promised, **options)
         llm.name = name
+        llm.chat_defaults, _ = recommended_sampling(llm.chat_defaults, llm.path)
         llm.detach()  # the file may change while it is served
         return llm
 
@@ -249,10 +251,3 @@ def _check_key(key: str) -> None:
     """A key travels in a header: anything but visible ASCII would not arrive, and would lock everybody out."""
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise LocalInferError("an API key has characters other than visible ASCII, or is empty", "openssl rand -hex 24")
-
-
-def _read_template(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LocalInferError(f"the chat template {path} cannot be read: {error}") from error

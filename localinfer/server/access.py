@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from localinfer.server.errors import ApiError, error_response
+from localinfer.server.errors import ApiError
+from localinfer.server.refusals import refuse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -42,7 +43,7 @@ class RequireKey:
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
-        await error_response(error)(scope, receive, send)
+        await refuse(error, scope, receive, send)
 
     def _knows(self, given: Iterable[bytes]) -> bool:
         found = False
@@ -97,7 +98,7 @@ class LimitOrigins:
                 f"web pages of {name} may not ask this server; it can be started with --cors-origin {name}",
                 code="origin_not_allowed",
             )
-            await error_response(error)(scope, receive, send)
+            await refuse(error, scope, receive, send)
         elif scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
             await send({"type": "http.response.start", "status": 204, "headers": _preflight(origin, headers)})
             await send({"type": "http.response.body"})

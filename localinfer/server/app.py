@@ -56,9 +56,14 @@ def create_app(registry: ModelRegistry, settings: ServerSettings) -> Starlette:
         if settings.verbose or record.endpoint in asking:
             log.request(record)
 
+    def report_refusal(record: RequestRecord) -> None:
+        metrics.request(record)
+        log.request(record)  # whatever it asked for: who runs a server wants to know who knocks
+
     app.state.registry = registry
     app.state.settings = settings
     app.state.report = report
+    app.state.report_refusal = report_refusal
     app.state.log = log
     app.state.metrics = metrics
     app.state.openapi = msgspec.json.encode(document(ENDPOINTS))

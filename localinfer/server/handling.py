@@ -11,15 +11,21 @@ from starlette.requests import Request as HttpRequest
 from localinfer.engine.thread import Answers
 from localinfer.server.errors import as_api_error
 from localinfer.server.record import CLIENT_LEFT, RequestRecord
+from localinfer.server.refusals import was_refused
 
 
 @asynccontextmanager
 async def recorded(http: HttpRequest, endpoint: str) -> AsyncIterator[RequestRecord]:
-    """A record that is done when the block is left: well, with what was raised, or because the client has gone."""
+    """A record that is done when the block is left: well, with what was raised, or because the client has gone.
+
+    A request that was refused meanwhile, for the size of its body, has been reported already.
+    """
     record = RequestRecord(endpoint, http.client.host if http.client else "", http.app.state.report)
     try:
         yield record
     except Exception as error:
+        if was_refused(http.scope):
+            raise
         found = as_api_error(error)
         record.done(CLIENT_LEFT if has_left(http) else found.status, found.message)
         raise

@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from localinfer.server.errors import ApiError, error_response
+from localinfer.server.refusals import note_refusal, refuse
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -67,6 +68,7 @@ class LimitBody:
             code="request_too_large",
             headers={"connection": "close"},
         )
+        note_refusal(scope, error)
         response = error_response(error)
         await send({"type": "http.response.start", "status": 413, "headers": response.raw_headers})
         await send({"type": "http.response.body", "body": response.body, "more_body": True})
@@ -116,7 +118,7 @@ class Gate:
                 code="shutting_down",
                 headers={"connection": "close", "retry-after": "5"},
             )
-            await error_response(error)(scope, receive, send)
+            await refuse(error, scope, receive, send)
             return
         self.active += 1
         self._idle.clear()

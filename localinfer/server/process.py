@@ -27,6 +27,9 @@ from localinfer.server.app import create_app
 from localinfer.server.limits import Gate, LimitBody
 from localinfer.server.listen import listen, tls_context, url
 from localinfer.server.on_demand import ModelSource, OnDemandModels
+from localinfer.server.record import RequestRecord
+from localinfer.server.refusals import ReportRefusals
+from localinfer.server.routes import ENDPOINTS
 from localinfer.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -56,11 +59,17 @@ def run(settings: ServerSettings, sources: Sequence[ModelSource], say: Say) -> i
             opened.close()
 
 
-def guarded(app: ASGIApp, settings: ServerSettings) -> tuple[ASGIApp, Gate]:
-    """The application behind everything that a request has to pass, and the gate among that."""
+def guarded(
+    app: ASGIApp, settings: ServerSettings, report: Callable[[RequestRecord], None] = lambda record: None
+) -> tuple[ASGIApp, Gate]:
+    """The application behind everything that a request has to pass, and the gate among that.
+
+    `report` is told of requests that do not pass.
+    """
     gate = Gate(LimitBody(app, settings.max_body))
     keyed: ASGIApp = RequireKey(gate, settings.api_keys) if settings.api_keys else gate
-    return LimitOrigins(keyed, settings.cors_origins, same_origin=bool(settings.api_keys)), gate
+    limited = LimitOrigins(keyed, settings.cors_origins, same_origin=bool(settings.api_keys))
+    return ReportRefusals(limited, report, {endpoint.path for endpoint in ENDPOINTS}), gate
 
 
 class _Server(uvicorn.Server):
@@ -98,7 +107,7 @@ async def _serve(settings: ServerSettings, sources: Sequence[ModelSource], socke
     )
     inner = create_app(registry, settings)
     signals = _Signals(say, lambda: inner.state.log.close(LOG_SECONDS))
-    app, gate = guarded(inner, settings)
+    app, gate = guarded(inner, settings, inner.state.report_refusal)
     server = _Server(_uvicorn_config(app, settings))
     serving = asyncio.create_task(server.serve(sockets=list(sockets)))
     try:
