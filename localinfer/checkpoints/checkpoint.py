@@ -1,13 +1,225 @@
-"""A folder as the Hugging Face hub has them, as a model file."""
+"""A folder as the Hugging Face hub has them, as a model file.
+
+Weights that GGUF holds with the same bytes stay where they are mapped; the others (q and k with their rows in another
+order, Gemma's norms, everything that is quantized while it is opened) come from a spool.
+"""
 
 from __future__ import annotations
 
+import os
+import struct
+from array import array
 from pathlib import Path
+from types import TracebackType
 
-from localinfer.errors import UnsupportedError
-from localinfer.formats.model_file import ModelFile
+from localinfer.checkpoints.config import Description, describe
+from localinfer.checkpoints.names import Change, change_of, gguf_name, is_constant, is_other_sense, text_name
+from localinfer.checkpoints.quantize import RowQuantizer
+from localinfer.checkpoints.rows import Rows
+from localinfer.checkpoints.spool import Spool, SpooledTensor
+from localinfer.checkpoints.vocabulary import read_vocabulary
+from localinfer.errors import FormatError, LocalInferError, UnsupportedError
+from localinfer.formats.json_file import read_json_object
+from localinfer.formats.metadata import Metadata, Value
+from localinfer.formats.safetensors import SafetensorsFolder, StoredTensor, open_safetensors
+from localinfer.kernels.base import Progress, Tensor
+from localinfer.kernels.types import TYPES
+
+_SAME_TYPES = ("F32", "F16", "BF16")
 
 
-def open_checkpoint(path: Path, quant: str = "") -> ModelFile:
-    """Opens a folder with config.json and safetensors; FormatError if it is damaged."""
-    raise UnsupportedError(f"{path} is a folder, which cannot be opened yet")
+class Checkpoint:
+    """An open checkpoint: a ModelFile. Close it, or use it in a `with` statement.
+
+    `notes` are what a person should know: what of the checkpoint is not used, or not understood.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        stored: SafetensorsFolder,
+        description: Description,
+        vocabulary: dict[str, Value],
+        quantizer: RowQuantizer | None,
+    ) -> None:
+        self.folder = folder
+        self.paths = stored.paths
+        self.file_size = stored.file_size
+        self.metadata = Metadata(
+            {**description.metadata, "general.name": _name(folder), **vocabulary}, str(folder / "config.json")
+        )
+        self.notes: tuple[str, ...] = ()
+        self._stored = stored
+        self._spool = Spool()
+        self.tensors = _Assembly(stored, self._spool, description, quantizer).assemble()
+        self.notes = tuple(description.notes)
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of that GGUF name; FormatError if there is none."""
+        if name not in self.tensors:
+            raise FormatError(f"{self.folder}: there is no tensor {name}", "the folder may not be a complete model")
+        return self.tensors[name]
+
+    def has_tensor(self, name: str) -> bool:
+        return name in self.tensors
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Computes what is not in the files as it is needed. LocalInferError if there is no room for it on the disk."""
+        self._spool.fill(progress)
+
+    def drop_pages(self) -> None:
+        self._stored.drop_pages()
+        self._spool.drop_pages()
+
+    def detach(self) -> None:
+        """Metadata is independent of the files already. Gives the temporary disk space back."""
+        self._spool.close()
+        self._stored.close()
+
+    def close(self) -> None:
+        self.tensors = {}
+        self.detach()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_checkpoint(path: Path, quant: str = "") -> Checkpoint:
+    """Opens a folder with config.json and safetensors, or a safetensors file in one.
+
+    `quant` names the type that matrices are quantized to. FormatError if a file is damaged or they contradict each
+    other, UnsupportedError for a model that cannot be run, LocalInferError if a file is missing.
+    """
+    folder = path if path.is_dir() else path.parent
+    if not (folder / "config.json").is_file():
+        raise LocalInferError(
+            f"{folder} has no config.json, so it is no model as the Hugging Face hub has them",
+            "name a .gguf file, or a folder with config.json and .safetensors files",
+        )
+    config = read_json_object(folder / "config.json")
+    description = describe(config, folder / "config.json")
+    if config.get("quantization_config"):
+        raise UnsupportedError(f"{folder} is quantized already, which is not supported yet")
+    quantizer = RowQuantizer(quant) if quant else None
+    stored = open_safetensors(path)
+    try:
+        vocabulary = read_vocabulary(folder, config, description.vocab_size)
+        return Checkpoint(folder, stored, description, vocabulary, quantizer)
+    except BaseException:
+        stored.close()
+        raise
+
+
+class _Assembly:
+    """The tensors of one checkpoint under their GGUF names."""
+
+    def __init__(
+        self,
+        stored: SafetensorsFolder,
+        spool: Spool,
+        description: Description,
+        quantizer: RowQuantizer | None,
+    ) -> None:
+        self.stored = stored
+        self.spool = spool
+        self.description = description
+        self.architecture = description.architecture
+        self.quantizer = quantizer
+
+    def assemble(self) -> dict[str, Tensor]:
+        """FormatError if two tensors are the same weight, UnsupportedError if one is not known."""
+        sources: dict[str, StoredTensor] = {}
+        senses = 0
+        unknown: list[str] = []
+        for name, tensor in self.stored.tensors.items():
+            if is_constant(name):
+                continue
+            if is_other_sense(name):
+                senses += 1
+                continue
+            gguf = gguf_name(text_name(name), self.architecture)
+            if gguf is None:
+                unknown.append(name)
+            elif gguf in sources:
+                raise FormatError(f"{tensor.path}: tensors {sources[gguf].name} and {name} are the same weight")
+            else:
+                sources[gguf] = tensor
+        if unknown:
+            raise UnsupportedError(
+                f"{self.stored.paths[0]}: this {self.architecture} model has {len(unknown)} tensors that are not "
+                f"supported: {', '.join(unknown[:4])}",
+                "it may be a variant of the architecture; a newer version of localinfer may know it",
+            )
+        if senses:
+            self.description.notes.append("this model also sees images; here it reads text only")
+        self._drop_tied_head(sources)
+        tensors = {gguf: self._tensor(gguf, source) for gguf, source in sources.items()}
+        for gguf, values in self.description.tensors.items():
+            tensors[gguf] = self._computed(gguf, array("f", values))
+        return tensors
+
+    def _drop_tied_head(self, sources: dict[str, StoredTensor]) -> None:
+        """Some files hold the head although it is the embedding table; transformers then takes the table."""
+        if self.description.tied and "output.weight" in sources and "token_embd.weight" in sources:
+            del sources["output.weight"]
+
+    def _tensor(self, gguf: str, source: StoredTensor) -> Tensor:
+        if len(source.shape) not in (1, 2) or 0 in source.shape:
+            raise UnsupportedError(f"{source.path}: tensor {source.name} has the shape {source.shape}")
+        if source.dtype not in _SAME_TYPES:
+            raise UnsupportedError(
+                f"{source.path}: tensor {source.name} holds numbers of type {source.dtype}, and config.json has no "
+                "quantization_config that says what they mean",
+                "F32, F16 and BF16 are read without one",
+            )
+        change = change_of(gguf, self.architecture)
+        if change is Change.PLUS_ONE and len(source.shape) == 1:
+            return self._computed(gguf, array("f", (value + 1 for value in _floats(source))))
+        kind = TYPES[source.dtype]
+        plain = Tensor(gguf, kind, source.shape, source.path, source.offset, source.nbytes, source.buffer)
+        rows = self.quantizer.rows(plain) if self.quantizer and len(plain.shape) == 2 else None
+        if change is not Change.ADJACENT_PAIRS:
+            return rows.spooled(gguf, self.spool) if rows else plain
+        heads = self.description.heads[gguf.split(".")[2]]
+        if source.shape[0] % (2 * heads):
+            raise FormatError(
+                f"{source.path}: tensor {source.name} has {source.shape[0]} rows, which are no {heads} heads of even "
+                "size"
+            )
+        return (rows or _stored_rows(plain)).spooled(gguf, self.spool, heads)
+
+    def _computed(self, gguf: str, values: array[float]) -> Tensor:
+        data = struct.pack(f"<{len(values)}f", *values)
+        return SpooledTensor(self.spool, gguf, TYPES["F32"], (len(values),), lambda: iter((data,)))
+
+
+def _stored_rows(tensor: Tensor) -> Rows:
+    """The rows of a matrix, or the values of a vector, as they lie in the file."""
+    size = tensor.nbytes // tensor.shape[0]
+    return Rows(tensor.type, tensor.shape, lambda start, count: tensor.buffer[start * size : (start + count) * size])
+
+
+def _floats(source: StoredTensor) -> array[float]:
+    """The values of a small tensor of a type of _SAME_TYPES."""
+    data = bytes(source.buffer)
+    match source.dtype:
+        case "F16":
+            return array("f", struct.unpack(f"<{len(data) // 2}e", data))
+        case "BF16":  # the upper half of a float32
+            wide = bytearray(2 * len(data))
+            wide[2::4], wide[3::4] = data[0::2], data[1::2]
+            data = bytes(wide)
+    return array("f", struct.unpack(f"<{len(data) // 4}f", data))
+
+
+def _name(folder: Path) -> str:
+    """What people call the model: the folder's name, or the repository's in the hub's cache."""
+    absolute = Path(os.path.abspath(folder))
+    if absolute.parent.name == "snapshots" and absolute.parents[1].name.startswith("models--"):
+        return absolute.parents[1].name.rpartition("--")[2]
+    return absolute.name
