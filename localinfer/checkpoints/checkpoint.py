@@ -219,7 +219,7 @@ def _floats(source: StoredTensor) -> array[float]:
 
 def _name(folder: Path) -> str:
     """What people call the model: the folder's name, or the repository's in the hub's cache."""
-    absolute = Path(os.path.abspath(folder))
+    absolute = Path(os.path.realpath(folder))
     if absolute.parent.name == "snapshots" and absolute.parents[1].name.startswith("models--"):
         return absolute.parents[1].name.rpartition("--")[2]
     return absolute.name

@@ -87,6 +87,7 @@ def load_model(
     """Plans, reserves and loads, without an engine. Raises and tells as `load` does."""
     chosen, note = choose_backend(backend)
     notes = [note] if note else []
+    notes += file.notes
     if draft and (difference := vocabulary_difference(file.metadata, draft.metadata)):
         raise LocalInferError(
             f"{draft.paths[0]} cannot draft for {file.paths[0]}, because its vocabulary is another one: {difference}",
@@ -100,11 +101,13 @@ def load_model(
         )
     for note in notes:
         say(note)
+    file.prepare(progress)
     executable = chosen.load(plan.program, file, plan.config, progress)
     file.drop_pages()
     drafting = None
     if draft and plan.draft:
         try:
+            draft.prepare(progress)
             drafting = chosen.load(plan.draft.program, draft, plan.draft.config, progress)
         except BaseException:
             executable.close()

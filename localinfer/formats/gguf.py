@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from localinfer.errors import FormatError, LocalInferError, MemoryPlanError, UnsupportedError
 from localinfer.formats.metadata import Metadata, Value
-from localinfer.kernels.base import Tensor
+from localinfer.kernels.base import Progress, Tensor
 from localinfer.kernels.host.memory import copy_in_place
 from localinfer.kernels.host.strings import StringBoundsError, scan_strings
 from localinfer.kernels.types import BY_ID, TensorType
@@ -90,6 +90,8 @@ class GGUFFile:
     Tensor buffers and string arrays keep their mapping alive, also after `close`.
     """
 
+    notes: tuple[str, ...] = ()
+
     def __init__(self, parts: list[_Part]) -> None:
         first = parts[0]
         self.version = first.version
@@ -125,6 +127,9 @@ class GGUFFile:
         """A metadata value as it lies in the file: its value type and its bytes, for a copy that loses nothing."""
         begin, end = self._encoded[key]
         return bytes(self._first[begin:end])
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Nothing: all bytes of tensors are in the file."""
 
     def drop_pages(self) -> None:
         """Takes the pages that were read so far out of this process's memory; what is read again comes back.

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from localinfer.formats.metadata import Metadata
-from localinfer.kernels.base import Tensor
+from localinfer.kernels.base import Progress, Tensor
 
 
 class ModelFile(Protocol):
@@ -16,6 +16,7 @@ class ModelFile(Protocol):
     metadata   key-value pairs under GGUF's names (general.architecture, llama.block_count, tokenizer.ggml.…)
     tensors    by GGUF's names; shapes are `(rows, cols)`
     paths      the files that make up the model, in order; `file_size` is their size in bytes, all together
+    notes      what a person should know before the model is used
 
     Whatever the format, names and layouts are those that llama.cpp's converter writes: models/ knows no others.
     """
@@ -24,12 +25,20 @@ class ModelFile(Protocol):
     tensors: dict[str, Tensor]
     paths: tuple[Path, ...]
     file_size: int
+    notes: tuple[str, ...]
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of that name; FormatError if there is none."""
         ...
 
     def has_tensor(self, name: str) -> bool: ...
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Makes tensors readable by path and offset, which takes time where their bytes must be computed first.
+
+        Who reads `Tensor.buffer` need not call it. LocalInferError if there is no room for what is computed.
+        """
+        ...
 
     def drop_pages(self) -> None:
         """Takes mapped pages that were read so far out of this process's memory; what is read again comes back."""

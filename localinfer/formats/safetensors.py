@@ -3,7 +3,8 @@
 The layout (huggingface/safetensors, README "Format"):
 
     u64       little-endian, length of the header
-    header    JSON: {"NAME": {"dtype": "F16", "shape": [2, 3], "data_offsets": [begin, end]}, ..., "__metadata__": {...}}
+    header    JSON: {"NAME": {"dtype": "F16", "shape": [2, 3], "data_offsets": [begin, end]}, ...}, and perhaps texts by
+              key under "__metadata__"
     data      offsets count from its start; tensors lie without gaps or overlaps and fill it to the end of the file
 
 A split model has a file `….safetensors.index.json` whose "weight_map" says which file holds which tensor.
@@ -264,8 +265,9 @@ class _File:
     def _unique(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            names = [name for name, _ in pairs]
-            self._fail(f"the header has {next(n for n in names if names.count(n) > 1)!r} twice", 8)
+            seen: set[str] = set()
+            twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            self._fail(f"the header has {twice!r} twice", 8)
         return found
 
     def _no_number(self, text: str) -> NoReturn:
@@ -303,7 +305,7 @@ class _File:
             bits *= dimension
         begin, end = self.data_start + offsets[0], self.data_start + offsets[1]
         if bits != 8 * (end - begin):
-            self._fail(f"tensor {name} of shape {shape} takes {bits / 8:g} bytes, but has {end - begin}", begin)
+            self._fail(f"tensor {name} of shape {shape} takes {-(-bits // 8)} bytes, but has {end - begin}", begin)
         if end > self.size:
             self._fail(f"tensor {name} needs bytes {begin} to {end}, but the file has only {self.size}", begin)
         return StoredTensor(name, dtype, tuple(shape), self.path, begin, end - begin, self.view[begin:end])
