@@ -29,9 +29,10 @@ ALLOWED = {
     "checkpoints": {"formats", "kernels", "text"},
     "hub": set(),
     "engine": {"checkpoints", "formats", "hub", "kernels", "models", "text"},
+    "quantize": {"checkpoints", "engine", "evaluate", "formats", "kernels", "models", "text"},
     "bench": {"checkpoints", "engine", "formats", "hub", "kernels", "models", "text"},
     "server": {"engine", "formats", "hub", "kernels", "models", "text"},
-    "cli": {"bench", "checkpoints", "engine", "formats", "hub", "kernels", "models", "server", "text"},
+    "cli": {"bench", "checkpoints", "engine", "formats", "hub", "kernels", "models", "quantize", "server", "text"},
     "__init__": {"engine"},
     "__main__": {"cli"},
 }

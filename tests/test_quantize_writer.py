@@ -12,8 +12,9 @@ import pytest
 
 from gguf_files import write_gguf
 from localinfer.errors import LocalInferError
+from localinfer.formats.file_writer import FileWriter
 from localinfer.formats.gguf import open_gguf
-from localinfer.formats.gguf_writer import GGUFLayout, GGUFWriter, TensorInfo, encode_value
+from localinfer.formats.gguf_writer import GGUFLayout, TensorInfo, encode_value
 from localinfer.kernels.types import TYPES
 
 VALUES = {
@@ -45,7 +46,7 @@ def content(info: TensorInfo) -> bytes:
 
 def write(path: Path, values: dict[str, object] = VALUES) -> GGUFLayout:
     layout = GGUFLayout({key: encode_value(value) for key, value in values.items()}, TENSORS)
-    with GGUFWriter(path, layout) as writer:
+    with FileWriter(path, layout) as writer:
         for info in reversed(TENSORS):  # any order will do
             data = content(info)
             writer.write(info.name, 10, data[10:])
@@ -95,7 +96,7 @@ def test_values_are_copied_with_their_types(tmp_path: Path) -> None:
     with open_gguf(source) as file:
         pairs = {key: file.encoded(key) for key in file.metadata}
     pairs["x.bytes"] = struct.pack("<IQ", 8, 3) + b"\xff\xfe!"
-    GGUFWriter(tmp_path / "copy.gguf", GGUFLayout(pairs, [])).close()
+    FileWriter(tmp_path / "copy.gguf", GGUFLayout(pairs, [])).close()
     before, after = gguf.GGUFReader(source).fields, gguf.GGUFReader(tmp_path / "copy.gguf").fields
     for key in odd:
         assert before[key].types == after[key].types
@@ -107,7 +108,7 @@ def test_values_are_copied_with_their_types(tmp_path: Path) -> None:
 def test_a_header_can_be_written_again_only_at_the_same_length(tmp_path: Path) -> None:
     write(tmp_path / "x.gguf")
     changed = GGUFLayout({k: encode_value(v) for k, v in (VALUES | {"a.number": 8}).items()}, TENSORS)
-    with GGUFWriter(tmp_path / "x.gguf", changed) as writer:
+    with FileWriter(tmp_path / "x.gguf", changed) as writer:
         longer = GGUFLayout({k: encode_value(v) for k, v in (VALUES | {"a.text": "x" * 99}).items()}, TENSORS)
         with pytest.raises(ValueError, match="cannot replace"):
             writer.write_header(longer)
@@ -118,4 +119,4 @@ def test_a_header_can_be_written_again_only_at_the_same_length(tmp_path: Path) -
 
 def test_a_folder_that_is_not_there_is_an_error_for_people(tmp_path: Path) -> None:
     with pytest.raises(LocalInferError, match="cannot write"):
-        GGUFWriter(tmp_path / "no" / "x.gguf", GGUFLayout({}, []))
+        FileWriter(tmp_path / "no" / "x.gguf", GGUFLayout({}, []))

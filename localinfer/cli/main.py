@@ -21,9 +21,12 @@ COMMANDS = {
     "run": "localinfer.cli.run",
     "serve": "localinfer.cli.serve",
     "pull": "localinfer.cli.pull",
+    "search": "localinfer.cli.search",
     "list": "localinfer.cli.installed",
     "show": "localinfer.cli.show",
     "rm": "localinfer.cli.remove",
+    "gc": "localinfer.cli.gc",
+    "quantize": "localinfer.cli.quantize",
     "bench": "localinfer.cli.bench",
     "doctor": "localinfer.cli.doctor",
 }

@@ -31,15 +31,14 @@ def command(
 ) -> None:
     """Make a smaller file of a model.
 
-    The same source, type and calibration give the same bytes everywhere; what was done stands in the file. An interrupted
-    run is gone on with by the same command.
+    The same source, type and calibration give the same bytes everywhere; what was done stands in the file. The same
+    command goes on with a run that was interrupted.
     """
     from localinfer.cli.progress import TerminalReport
-    from localinfer.hub.store import is_path, resolve
+    from localinfer.hub.store import resolve
     from localinfer.quantize.pipeline import Wishes, quantize
 
-    path = Path(source) if is_path(source) else Path(resolve(source))
-    wishes = Wishes(path, to, output, threads, force, report, statement)
+    wishes = Wishes(resolve(source), to, output, threads, force, report, statement)
     with TerminalReport() as terminal:
         result = quantize(wishes, terminal)
     if json:
@@ -62,12 +61,8 @@ def describe(result: "Result") -> dict[str, Any]:
 
 
 def _by_type(result: "Result") -> list[dict[str, Any]]:
-    rows: dict[str, dict[str, Any]] = {}
-    for choice in result.choices:
-        row = rows.setdefault(choice.type, {"type": choice.type, "tensors": 0, "bytes": 0})
-        row["tensors"] += 1
-        row["bytes"] += choice.nbytes
-    return sorted(rows.values(), key=lambda row: -int(row["bytes"]))
+    rows = [{"type": name, "tensors": count, "bytes": size} for name, (count, size) in result.types.items()]
+    return sorted(rows, key=lambda row: -int(row["bytes"]))
 
 
 def _print(result: "Result") -> None:

@@ -1,20 +1,12 @@
-"""Writer of GGUF files, version 3, tensor by tensor, so that nothing but the header is ever in memory.
-
-Where everything lies is known before the first tensor is made: a `GGUFLayout` says it, and a `GGUFWriter` puts bytes
-there, in any order. `gguf.py` describes the format.
-"""
+"""Where everything lies in a GGUF file, version 3, that is to be written. `gguf.py` describes the format."""
 
 from __future__ import annotations
 
-import os
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
 
-from localinfer.errors import LocalInferError
 from localinfer.formats.metadata import Value
 from localinfer.kernels.host.strings import StringArray
 from localinfer.kernels.types import TensorType
@@ -51,7 +43,7 @@ class TensorInfo:
 
 
 class GGUFLayout:
-    """Where everything of a file lies.
+    """The layout of a file, for a FileWriter.
 
     header      all bytes before the data section, its padding included
     offsets     of each tensor, from the start of the file
@@ -80,74 +72,6 @@ class GGUFLayout:
         self.header = header + bytes(_aligned(len(header), alignment) - len(header))
         self.offsets = {name: len(self.header) + offset for name, offset in relative.items()}
         self.size = len(self.header) + position
-
-
-class GGUFWriter:
-    """Writes a file by its layout. Close it, or use it in a `with` statement.
-
-    A file that exists is gone on with: what lies in it stays. LocalInferError if it cannot be written, or if the disk
-    has not enough room: the room of the whole file is taken at once.
-    """
-
-    def __init__(self, path: Path, layout: GGUFLayout) -> None:
-        self.path = path
-        self.layout = layout
-        try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise _explained(path, error) from error
-        try:
-            os.truncate(self._file, layout.size)
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._file, 0, layout.size)
-        except OSError as error:
-            self.close()
-            raise _explained(path, error) from error
-        self.write_header(layout)
-
-    def write_header(self, layout: GGUFLayout) -> None:
-        """Writes the header again, with other values of the same length."""
-        if len(layout.header) != len(self.layout.header):
-            raise ValueError(f"a header of {len(layout.header)} bytes cannot replace one of {len(self.layout.header)}")
-        self.layout = layout
-        self._write(layout.header, 0)
-
-    def write(self, name: str, at: int, data: bytes | memoryview) -> None:
-        """Writes bytes of a tensor, `at` bytes from its start."""
-        self._write(data, self.layout.offsets[name] + at)
-
-    def read(self, name: str, at: int, count: int) -> bytes:
-        """Bytes of a tensor that were written before."""
-        return os.pread(self._file, count, self.layout.offsets[name] + at)
-
-    def flush(self) -> None:
-        """Waits until everything lies on the disk."""
-        try:
-            os.fsync(self._file)
-        except OSError as error:
-            raise _explained(self.path, error) from error
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
-
-    def __enter__(self) -> GGUFWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _write(self, data: bytes | memoryview, offset: int) -> None:
-        view = memoryview(data).cast("B")
-        try:
-            while view:
-                count = os.pwrite(self._file, view, offset)
-                view, offset = view[count:], offset + count
-        except OSError as error:
-            raise _explained(self.path, error) from error
 
 
 def encode_value(value: Value | list[str]) -> bytes:
@@ -195,8 +119,3 @@ def _string(text: bytes) -> bytes:
 
 def _aligned(count: int, alignment: int) -> int:
     return -(-count // alignment) * alignment
-
-
-def _explained(path: Path, error: OSError) -> LocalInferError:
-    hint = "free some space, or write to another disk with --output" if error.errno == 28 else ""
-    return LocalInferError(f"cannot write {path}: {error.strerror}", hint)

@@ -1,19 +1,15 @@
-"""One tensor into another type, a piece at a time.
-
-A piece is a run of whole rows. Rows do not depend on each other, so neither the size of the pieces nor the number of
-threads changes a byte.
-"""
+"""One tensor of a GGUF file made from one of the source, in the type that was chosen for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localinfer.errors import LocalInferError
 from localinfer.kernels.base import Tensor
-from localinfer.kernels.quantize.quantizer import METHODS
+from localinfer.kernels.quantize.quantizer import FEEDBACK_METHODS, METHODS
 from localinfer.quantize.recipes import Choice
+from localinfer.quantize.stream import Bytes, Job, Part
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,97 +18,62 @@ if TYPE_CHECKING:
     from localinfer.kernels.quantize.quantizer import Hessian
 
 COPY, CAST = "copy", "cast"
-PIECE_WEIGHTS = 1 << 22  # converted at once: 16 MiB of floats
 _FLOATS = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What calibration knows of one matrix's inputs: their mean squares, and their second moments if they were kept."""
+    """What is known of one matrix's inputs: mean squares by column, and second moments if they were collected."""
 
     importance: npt.NDArray[np.float32] | None = None
     hessian: Hessian | None = None
 
-
-@dataclass(frozen=True)
-class Job:
-    """How one tensor is made: its source, its choice, and what calibration knows. `method` goes into provenance."""
-
-    tensor: Tensor
-    choice: Choice
-    method: str
-    calibration: Calibration = Calibration()
-
     @property
-    def calibrated(self) -> bool:
-        return self.calibration.importance is not None or self.calibration.hessian is not None
-
-    @property
-    def rows(self) -> int:
-        rows = 1
-        for dimension in self.tensor.shape[:-1]:
-            rows *= dimension
-        return rows
-
-    @property
-    def source_row_bytes(self) -> int:
-        return self.tensor.nbytes // self.rows
-
-    @property
-    def row_bytes(self) -> int:
-        return self.choice.nbytes // self.rows
+    def known(self) -> bool:
+        return self.importance is not None or self.hessian is not None
 
 
-def make_job(tensor: Tensor, choice: Choice, calibration: Calibration, method: str) -> Job:
-    """The job of a choice; `method` is used where weights are rounded to blocks."""
-    if choice.type == tensor.type.name:
-        return Job(tensor, choice, COPY)
-    if choice.type in _FLOATS:
-        return Job(tensor, choice, CAST)
-    return Job(tensor, choice, method, calibration)
+NONE = Calibration()
 
 
-def default_method() -> str:
-    """The algorithm that quantizes without error feedback, by the name that stands for it for ever."""
-    return METHODS["search"]
+class GGUFJob(Job):
+    """Makes a tensor of a GGUF file. `method` goes into provenance; `calibrated`: whether calibration was used."""
+
+    def __init__(self, tensor: Tensor, choice: Choice, calibration: Calibration = NONE) -> None:
+        if choice.type == tensor.type.name:
+            method, calibration = COPY, NONE
+        elif choice.type in _FLOATS:
+            method, calibration = CAST, NONE
+        elif calibration.hessian is not None:
+            method = FEEDBACK_METHODS["feedback"]
+        else:
+            method = METHODS["search"]
+        super().__init__(tensor, {tensor.name: choice.nbytes}, alone=calibration.hessian is not None)
+        self.tensor = tensor
+        self.choice = choice
+        self.method = method
+        self.calibration = calibration
+
+    def convert(self, start: int, rows: int, threads: int) -> list[Part]:
+        data = self.source_bytes(start, rows) if self.method == COPY else self._converted(start, rows, threads)
+        return [Part(self.name, start * (self.choice.nbytes // self.rows), data)]
+
+    def _converted(self, start: int, rows: int, threads: int) -> Bytes:
+        from localinfer.checkpoints.values import float_rows
+
+        weights = float_rows(self.tensor, start, rows)
+        try:
+            return quantized(self.choice.type, weights, self.calibration, threads)
+        except LocalInferError as error:
+            raise LocalInferError(f"tensor {self.name}: {error.message}", error.hint) from error
 
 
-def pieces(job: Job) -> Iterator[tuple[int, int]]:
-    """`(first row, rows)` of every piece, in order."""
-    step = max(1, PIECE_WEIGHTS // job.tensor.shape[-1])
-    for start in range(0, job.rows, step):
-        yield start, min(step, job.rows - start)
-
-
-def source_bytes(job: Job, start: int, rows: int) -> memoryview:
-    """The bytes of a piece as they lie in the source."""
-    size = job.source_row_bytes
-    return job.tensor.buffer[start * size : (start + rows) * size]
-
-
-def convert(job: Job, start: int, rows: int, threads: int = 1) -> bytes | bytearray | memoryview:
-    """The bytes of a piece in the type to be. LocalInferError, with the tensor's name, for weights that are no numbers."""
-    if job.method == COPY:
-        return source_bytes(job, start, rows)
-    from localinfer.checkpoints.values import float_rows
-
-    weights = float_rows(job.tensor, start, rows)
-    try:
-        return _quantize(job, weights, threads)
-    except LocalInferError as error:
-        raise LocalInferError(f"tensor {job.tensor.name}: {error.message}", error.hint) from error
-
-
-def _quantize(job: Job, weights: npt.NDArray[np.float32], threads: int) -> bytes | bytearray | memoryview:
+def quantized(type_name: str, weights: npt.NDArray[np.float32], calibration: Calibration, threads: int) -> Bytes:
+    """Rows `[rows, columns]` as the blocks of a GGUF type, with error feedback where second moments are known."""
     from localinfer.kernels.quantize.quantizer import quantize_rows, quantize_with_feedback
 
-    if job.choice.type == "F32":
+    if type_name == "F32":
         return memoryview(weights).cast("B")
-    if job.calibration.hessian is not None:
-        return quantize_with_feedback(
-            job.choice.type, weights, hessian=job.calibration.hessian, method=job.method, threads=threads
-        )
-    method = job.method if job.method != CAST else default_method()
-    return quantize_rows(
-        job.choice.type, weights, importance=job.calibration.importance, method=method, threads=threads
-    )
+    if calibration.hessian is not None:
+        return quantize_with_feedback(type_name, weights, hessian=calibration.hessian, threads=threads)
+    return quantize_rows(type_name, weights, importance=calibration.importance, threads=threads)

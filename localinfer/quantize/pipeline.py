@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from localinfer import __version__
 from localinfer.checkpoints import open_model
 from localinfer.errors import LocalInferError
-from localinfer.formats.gguf_writer import GGUFWriter
-from localinfer.formats.model_file import ModelFile
-from localinfer.quantize.convert import Calibration, Job, default_method, make_job
+from localinfer.formats.file_writer import FileLayout, FileWriter
+from localinfer.quantize.convert import GGUFJob
+from localinfer.quantize.gguf_output import layout_of, records
 from localinfer.quantize.provenance import (
     UNKNOWN_HASH,
     Provenance,
     SourceFile,
+    TensorRecord,
     padded,
     room_for,
     sidecar_path,
     sidecar_text,
     statement,
 )
-from localinfer.quantize.recipes import ALIASES, Choice, choose, find_recipe
+from localinfer.quantize.recipes import ALIASES, choose, find_recipe
 from localinfer.quantize.source import (
     begin_hashing,
     describe_source,
@@ -36,8 +40,8 @@ from localinfer.quantize.source import (
     source_files,
     weights_in,
 )
+from localinfer.quantize.stream import Hashes, Job, Source, write_tensors
 from localinfer.quantize.work import WorkFile, file_sha256, write_whole
-from localinfer.quantize.write_gguf import check_room, fingerprint, layout_of, records, write_tensors
 
 
 class Report(Protocol):
@@ -72,18 +76,37 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Result:
-    """What was made. `weights` counts all of them, `seconds` is the whole time, measuring quality excluded."""
+    """What was made. `weights` counts all of them; `types`: bytes by type; `seconds` excludes measuring quality."""
 
     path: Path
     size: int
     weights: int
     seconds: float
-    choices: Sequence[Choice]
+    types: dict[str, tuple[int, int]]  # type → tensors, bytes
     provenance: Provenance
 
     @property
     def bits_per_weight(self) -> float:
         return 8 * self.size / self.weights
+
+
+@dataclass(frozen=True)
+class Product:
+    """A file to be made, whatever its format.
+
+    jobs      one per tensor of the source
+    layout    the file's layout, given the text of the provenance
+    records   what provenance says of the tensors, given their hashes
+    measure   the quality report of the file in the making
+    """
+
+    source: Source
+    jobs: Sequence[Job]
+    layout: Callable[[str], FileLayout]
+    records: Callable[[dict[str, Hashes]], dict[str, TensorRecord]]
+    measure: Callable[[Path], dict[str, Any]]
+    recipe: dict[str, Any]
+    calibration: dict[str, Any] | None = None
 
 
 def quantize(wishes: Wishes, report: Report) -> Result:
@@ -99,66 +122,68 @@ def quantize(wishes: Wishes, report: Report) -> Result:
         for choice in choices:
             if choice.reason:
                 report.say(f"{choice.name}: {choice.type}, because {choice.reason}")
-        jobs = [make_job(model.tensor(c.name), c, Calibration(), default_method()) for c in choices]
-        return _write(wishes, model, jobs, recipe.file_type, {"name": name}, output, report)
+        jobs = [GGUFJob(model.tensor(choice.name), choice) for choice in choices]
+        product = Product(
+            source=model,
+            jobs=jobs,
+            layout=lambda text: layout_of(model, jobs, recipe.file_type, text),
+            records=lambda hashes: records(jobs, hashes),
+            measure=lambda path: {"skipped": "not asked for"},
+            recipe={"name": name},
+        )
+        types: dict[str, tuple[int, int]] = {}
+        for choice in choices:
+            tensors, size = types.get(choice.type, (0, 0))
+            types[choice.type] = (tensors + 1, size + choice.nbytes)
+        made, size, seconds = make(product, wishes, source_files(model, wishes.source), output, report)
+        return Result(output, size, weights_in(model), seconds, types, made)
 
 
-def _write(
-    wishes: Wishes,
-    model: ModelFile,
-    jobs: Sequence[Job],
-    file_type: int,
-    recipe: dict[str, Any],
-    output: Path,
-    report: Report,
-) -> Result:
+def make(
+    product: Product, wishes: Wishes, files: list[Path], output: Path, report: Report
+) -> tuple[Provenance, int, float]:
+    """Writes a product and what lies beside it; returns its provenance, its size, and how many seconds it took."""
     started = time.monotonic()
-    threads = wishes.threads or len(os.sched_getaffinity(0))
-    files = source_files(model, wishes.source)
     marks = identities(files)
     unknown = tuple(SourceFile(mark.name, mark.size, UNKNOWN_HASH) for mark in marks)
-    draft = Provenance(__version__, describe_source(wishes.source, unknown), recipe, None, records(jobs, {}))
+    source = describe_source(wishes.source, unknown)
+    draft = Provenance(__version__, source, product.recipe, product.calibration, product.records({}))
     room = room_for(draft)
-    layout = layout_of(model, jobs, file_type, padded(draft, room))
-    check_folder(output)
-    with (
-        ThreadPoolExecutor(1, "hash") as hasher,
-        WorkFile(output, fingerprint(jobs, layout, marks, None)) as work,
-    ):
+    layout = product.layout(padded(draft, room))
+    fingerprint = _digest([draft.to_dict(), [asdict(mark) for mark in marks], layout.size])
+    with ThreadPoolExecutor(1, "hash") as hasher, WorkFile(output, fingerprint) as work:
         if work.finished:
-            report.say(f"going on with {work.path.name}: {len(work.finished)} of {len(jobs)} tensors are there")
-        check_room(output, layout.size, work.present)
+            report.say(f"going on with {work.path.name}: {len(work.finished)} of {len(product.jobs)} tensors are there")
+        check_room(output, layout.size - work.present)
         hashing = begin_hashing(files, hasher)
-        with GGUFWriter(work.path, layout) as writer:
-            hashes = write_tensors(model, jobs, work, writer, threads, report.progress)
+        with FileWriter(work.path, layout) as writer:
+            threads = wishes.threads or len(os.sched_getaffinity(0))
+            hashes = write_tensors(product.source, product.jobs, work, writer, threads, report.progress)
             known = tuple(future.result() for future in hashing)
             if identities(files) != marks:
                 raise LocalInferError(f"{wishes.source} was changed while it was read", "run the command again")
-            made = replace(draft, source=describe_source(wishes.source, known), tensors=records(jobs, hashes))
-            writer.write_header(layout_of(model, jobs, file_type, padded(made, room)))
+            made = replace(draft, source=replace(source, files=known), tensors=product.records(hashes))
+            writer.write_header(product.layout(padded(made, room)))
             seconds = time.monotonic() - started
-            made = replace(made, quality=_quality(wishes, work.path, report))
-            writer.write_header(layout_of(model, jobs, file_type, padded(made, room)))
+            made = replace(made, quality=product.measure(work.path))
+            writer.write_header(product.layout(padded(made, room)))
             writer.flush()
-        _describe(wishes, made, work.path, output)
+        _write_beside(wishes, made, work.path, output)
         refuse_existing(output, wishes.force)
         work.publish()
-    return Result(output, layout.size, weights_in(model), seconds, [job.choice for job in jobs], made)
+    return made, layout.size, seconds
 
 
-def _quality(wishes: Wishes, path: Path, report: Report) -> dict[str, Any]:
-    return {"skipped": "not asked for"}
-
-
-def _describe(wishes: Wishes, made: Provenance, path: Path, output: Path) -> None:
-    """Writes what lies beside the file."""
+def _write_beside(wishes: Wishes, made: Provenance, path: Path, output: Path) -> None:
     files = [SourceFile(output.name, path.stat().st_size, file_sha256(path))]
     write_whole(sidecar_path(output), sidecar_text(made, files))
     if wishes.statement:
-        import json
-
         text = json.dumps(statement(made, files), indent=1) + "\n"
         write_whole(output.with_name(output.name + ".intoto.json"), text)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def default_output(source: Path, recipe: str) -> Path:
@@ -172,16 +197,23 @@ def default_output(source: Path, recipe: str) -> Path:
 
 
 def refuse_existing(path: Path, force: bool) -> None:
-    """LocalInferError if a file would be overwritten that nobody said may be."""
+    """LocalInferError if there is no folder for a file, or if one would be overwritten that nobody said may be."""
+    if not path.parent.is_dir():
+        raise LocalInferError(f"{path.parent} is no folder", "make it first, or name another file with --output")
     if path.is_dir():
         raise LocalInferError(f"{path} is a folder", "name a file with --output")
     if path.exists() and not force:
         raise LocalInferError(f"{path} exists", "--force overwrites it, --output names another file")
 
 
-def check_folder(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise LocalInferError(f"{path.parent} is no folder", "make it first, or name another file with --output")
+def check_room(path: Path, size: int) -> None:
+    """LocalInferError if `size` bytes more do not fit the disk of `path`."""
+    free = shutil.disk_usage(path.parent).free
+    if size > free:
+        raise LocalInferError(
+            f"{path.name} needs {size / 1e9:.1f} GB, and {path.parent} has {free / 1e9:.1f} GB free",
+            "free some space, or write to another disk with --output",
+        )
 
 
 def _requantizing(source: Path) -> str:

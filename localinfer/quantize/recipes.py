@@ -193,8 +193,9 @@ def _head_type(recipe: Recipe, columns: int) -> str:
 
 
 def keep(tensor: Tensor) -> Choice:
-    """Stays as it is."""
-    return Choice(tensor.name, tensor.shape, tensor.type.name, tensor.type.name)
+    """Stays as it is; 16-bit numbers become 32-bit ones, as llama.cpp wants to have vectors."""
+    kind = "F32" if tensor.type.name in ("F16", "BF16") else tensor.type.name
+    return Choice(tensor.name, tensor.shape, tensor.type.name, kind)
 
 
 def fitted(tensor: Tensor, wanted: str) -> Choice:

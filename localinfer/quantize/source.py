@@ -97,4 +97,3 @@ def _first(metadata: Mapping[str, object], key: str, default: int) -> int:
         return max(int(item) for item in value)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         return default
-

@@ -1,8 +1,8 @@
 """A file in the making, which can be gone on with after its process died.
 
-Beside the file to be lie `FILE.part`, laid out as it will be, and `FILE.part.json`: a first line that says what is being
-made, and a line for each finished tensor with its hashes. What the journal says is not believed: the bytes are hashed
-again. Nothing stands under the final name before everything is written.
+Beside the file to be lie `FILE.part`, laid out as it will be, and `FILE.part.json`: a first line that stands for what
+is being made, and a line for each finished tensor with its hashes. What the journal says is not believed: the bytes are
+hashed again. Nothing stands under the final name before everything is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from localinfer.errors import LocalInferError
 
 
 class WorkFile:
-    """The two files beside `path`, held by one process. `finished`: tensor name → (source sha256, result sha256).
+    """The two files beside `path`, held by one process.
+
+    `finished`: tensor of the source → its sha256, and those of the tensors made of it.
 
     Use it in a `with` statement. LocalInferError if another process has them, or if they cannot be written.
     """
@@ -28,7 +30,7 @@ class WorkFile:
         self.final = path
         self.path = path.with_name(path.name + ".part")
         self._journal_path = path.with_name(path.name + ".part.json")
-        self.finished: dict[str, tuple[str, str]] = {}
+        self.finished: dict[str, tuple[str, dict[str, str]]] = {}
         try:
             self._journal: IO[str] = open(self._journal_path, "a+", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
@@ -55,10 +57,10 @@ class WorkFile:
             return False
         for line in lines[1:]:
             try:
-                name, source, result = json.loads(line)
+                name, source, results = json.loads(line)
             except ValueError:
                 return False
-            self.finished[name] = (source, result)
+            self.finished[name] = (source, results)
         return True
 
     def _restart(self, fingerprint: str) -> None:
@@ -72,10 +74,10 @@ class WorkFile:
         """Bytes of the disk that the file in the making has taken already."""
         return self.path.stat().st_blocks * 512 if self.path.exists() else 0
 
-    def note(self, name: str, source_sha256: str, sha256: str) -> None:
-        """Notes that a tensor is written."""
-        self.finished[name] = (source_sha256, sha256)
-        self._write(json.dumps([name, source_sha256, sha256]))
+    def note(self, name: str, source: str, results: dict[str, str]) -> None:
+        """Notes that what is made of a tensor is written."""
+        self.finished[name] = (source, results)
+        self._write(json.dumps([name, source, results]))
 
     def _write(self, line: str) -> None:
         try:
