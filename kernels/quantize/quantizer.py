@@ -6,8 +6,15 @@ and compiler. A method ("search-1") names one algorithm for ever; its results ne
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from localinfer.errors import LocalInferError, UnsupportedError
+from localinfer.kernels.host.memory import address_of
+from localinfer.kernels.native_library import open_library
+from localinfer.kernels.types import TYPES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +24,9 @@ if TYPE_CHECKING:
     Codes = npt.NDArray[Any]
 
 # GGUF types that `quantize_rows` makes.
-QUANTIZABLE: tuple[str, ...] = ("F16", "BF16", "Q8_0", "Q4_0")
+QUANTIZABLE: tuple[str, ...] = tuple(
+    "F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()
+)
 # What a caller may ask for, and the algorithm that stands for it today (to be written into provenance).
 METHODS = {"search": "search-1", "search-1": "search-1"}
 FEEDBACK_METHODS = {"feedback": "feedback-1", "feedback-1": "feedback-1"}
@@ -38,6 +47,72 @@ class Hessian:
         return sum(len(gram) for gram in self.grams)
 
 
+@cache
+def _library() -> ctypes.CDLL:
+    library = open_library("localinfer.kernels.quantize._quantize")
+    pointer, i32, i64, text = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p
+    where = ctypes.POINTER(i64)
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "li_quantize_instructions": (text, [i32]),
+        "li_quantize_rows": (i32, [i32, pointer, i64, i64, pointer, i32, text, pointer, i64, where]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """What the quantizers can run on here, from portable to best. All give the same bytes; the best one is used."""
+    found: list[str] = []
+    while name := _library().li_quantize_instructions(len(found)):
+        found.append(name.decode())
+    return tuple(found)
+
+
+def resolve_method(method: str) -> str:
+    """The algorithm behind a method's name, to be recorded: "search" to "search-1". UnsupportedError if unknown."""
+    known = METHODS | FEEDBACK_METHODS
+    if method not in known:
+        raise UnsupportedError(f"there is no quantization method {method}", f"methods: {', '.join(sorted(known))}")
+    return known[method]
+
+
+def _matrix(weights: Floats) -> Floats:
+    import numpy as np
+
+    if weights.ndim != 2 or weights.dtype != np.float32:
+        raise LocalInferError(f"weights must be a float32 matrix, not {weights.dtype} of shape {weights.shape}")
+    return np.ascontiguousarray(weights)
+
+
+def _vector(values: Floats, size: int, what: str) -> Floats:
+    import numpy as np
+
+    if values.shape != (size,):
+        raise LocalInferError(f"there are {values.shape} {what} for {size} columns", "they may be of another model")
+    return np.ascontiguousarray(values, np.float32)
+
+
+def _check(status: int, type_name: str, where: int) -> None:
+    """Raises what a status of native/status.h says."""
+    if status == 0:
+        return
+    if status == 4:
+        raise LocalInferError(
+            f"row {where} holds a weight that is NaN or infinite", "the source is damaged, or was trained to overflow"
+        )
+    if status == 5:
+        raise LocalInferError(
+            f"row {where} holds weights that are too large for {type_name}", "choose BF16 or F32 for this tensor"
+        )
+    if status == 6:
+        raise LocalInferError(
+            f"the importance of column {where} is negative, NaN or infinite", "the statistics are damaged"
+        )
+    raise RuntimeError(f"the native quantizer for {type_name} answered {status}")
+
+
 def quantize_rows(
     type_name: str,
     weights: Floats,
@@ -52,7 +127,42 @@ def quantize_rows(
     `threads` 0 means as many as there are processors. Raises LocalInferError, naming the row, for NaN or infinity, and
     for weights that are too large for the type; UnsupportedError for a type or method that is not known here.
     """
-    raise NotImplementedError
+    resolve_method(method)
+    return _quantize_rows(type_name, weights, importance, threads)
+
+
+def _quantize_rows(
+    type_name: str, weights: Floats, importance: Floats | None, threads: int, instructions: str | None = None
+) -> bytearray:
+    """`instructions` names one of `instruction_sets()`, for tests."""
+    if type_name not in QUANTIZABLE:
+        raise UnsupportedError(f"weights cannot be quantized to {type_name}", f"types: {', '.join(QUANTIZABLE)}")
+    weights = _matrix(weights)
+    rows, columns = weights.shape
+    tensor_type = TYPES[type_name]
+    if columns % tensor_type.block_size:
+        raise LocalInferError(
+            f"rows of {columns} weights are no multiple of the {type_name} block of {tensor_type.block_size}",
+            "choose a type of smaller blocks, like Q8_0, or F16",
+        )
+    if importance is not None:
+        importance = _vector(importance, columns, "importances")
+    blocks = bytearray(rows * tensor_type.row_bytes(columns))
+    where = ctypes.c_int64()
+    status = _library().li_quantize_rows(
+        tensor_type.id,
+        weights.ctypes.data,
+        rows,
+        columns,
+        None if importance is None else importance.ctypes.data,
+        threads,
+        instructions.encode() if instructions else None,
+        address_of(blocks) if blocks else None,
+        len(blocks),
+        ctypes.byref(where),
+    )
+    _check(status, type_name, where.value)
+    return blocks
 
 
 def quantize_with_feedback(

@@ -1,0 +1,3 @@
+#include "kernels.inl"
+
+const li::quantize::Kernels* li::quantize::kernels_portable() { return &kTable; }
