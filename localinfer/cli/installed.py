@@ -8,27 +8,40 @@ from localinfer.cli.output import emit_json, emit_table, note, size
 
 
 def command(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """List models: installed, and to be pulled."""
+    """List models: installed, with what they take on the disk, and to be pulled."""
     from localinfer.hub.catalog import CATALOG
-    from localinfer.hub.store import installed
+    from localinfer.hub.store import disk_use, installed
 
     models, problems = installed()
     have = {model.name for model in models}
     missing = [entry for entry in CATALOG.values() if entry.name not in have]
+    use = {model.name: disk_use(model) for model in models}
     if json:
         emit_json(
             {
-                "installed": [{**model._asdict(), "path": str(model.path)} for model in models],
+                "installed": [
+                    {
+                        **model._asdict(),
+                        "path": str(model.path),
+                        "files": [{**each._asdict(), "path": str(each.path)} for each in model.files],
+                        "disk": use[model.name],
+                    }
+                    for model in models
+                ],
                 "problems": [{"message": p.message, "hint": p.hint} for p in problems],
                 "available": [{"name": e.name, "size": e.size, "sha256": e.sha256, "about": e.about} for e in missing],
             }
         )
         return
     if models:
-        emit_table(("name", "size", "path"), [(m.name, size(m.size), m.path) for m in models])
+        rows = [(m.name, size(m.size), size(use[m.name]), m.licence, m.path) for m in models]
+        emit_table(("name", "size", "on disk", "licence", "path"), rows)
+        note(f"{size(sum(use.values()))} on the disk in {len(models)} model{'s' if len(models) > 1 else ''}")
     elif not problems:
         note("no model is installed")
     for problem in problems:
         note(f"not usable: {problem.message} ({problem.hint})")
     for entry in missing:
         note(f"can be pulled: {entry.name} ({size(entry.size)}), {entry.about}")
+    if not models:
+        note("localinfer search WORD finds others on the Hugging Face hub")

@@ -1,4 +1,4 @@
-"""One process at a time works at one model of the store."""
+"""One process at a time works at one model of the store, and at one file of the Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -18,19 +18,32 @@ def locked(folder: Path, busy: Callable[[], object]) -> Iterator[None]:
     """
     path = folder.with_name(f".lock-{folder.name}")
     while True:
-        with open(path, "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                busy()
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if not _is(path, file.fileno()):
+        with locked_file(path, busy) as descriptor:
+            if not _is(path, descriptor):
                 continue  # whoever had it has deleted it meanwhile: nobody else would see this lock
             try:
                 yield
             finally:
                 path.unlink()
             return
+
+
+@contextlib.contextmanager
+def locked_file(path: Path, busy: Callable[[], object]) -> Iterator[int]:
+    """Holds an exclusive flock on a file, which is created if need be and stays; gives its descriptor.
+
+    `busy` as in `locked`. It excludes huggingface_hub too, which locks the files of its cache in the same way.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            busy()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _is(path: Path, descriptor: int) -> bool:

