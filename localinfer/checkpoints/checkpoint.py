@@ -15,6 +15,7 @@ from types import TracebackType
 from localinfer.checkpoints.config import Description, describe
 from localinfer.checkpoints.names import Change, change_of, gguf_name, is_constant, is_other_sense, text_name
 from localinfer.checkpoints.quantize import RowQuantizer
+from localinfer.checkpoints.quantized import Quantized, QuantizedReader, reader_for
 from localinfer.checkpoints.rows import Rows
 from localinfer.checkpoints.spool import Spool, SpooledTensor
 from localinfer.checkpoints.vocabulary import read_vocabulary
@@ -40,7 +41,7 @@ class Checkpoint:
         stored: SafetensorsFolder,
         description: Description,
         vocabulary: dict[str, Value],
-        quantizer: RowQuantizer | None,
+        assembly: _Assembly,
     ) -> None:
         self.folder = folder
         self.paths = stored.paths
@@ -48,11 +49,10 @@ class Checkpoint:
         self.metadata = Metadata(
             {**description.metadata, "general.name": _name(folder), **vocabulary}, str(folder / "config.json")
         )
-        self.notes: tuple[str, ...] = ()
         self._stored = stored
-        self._spool = Spool()
-        self.tensors = _Assembly(stored, self._spool, description, quantizer).assemble()
-        self.notes = tuple(description.notes)
+        self._spool = assembly.spool
+        self.tensors = assembly.tensors
+        self.notes = (*description.notes, *assembly.notes)
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of that GGUF name; FormatError if there is none."""
@@ -103,99 +103,116 @@ def open_checkpoint(path: Path, quant: str = "") -> Checkpoint:
         )
     config = read_json_object(folder / "config.json")
     description = describe(config, folder / "config.json")
-    if config.get("quantization_config"):
-        raise UnsupportedError(f"{folder} is quantized already, which is not supported yet")
     quantizer = RowQuantizer(quant) if quant else None
     stored = open_safetensors(path)
     try:
+        reader = reader_for(config, stored)
+        if reader and quantizer:
+            raise UnsupportedError(
+                f"{folder} is quantized already, and is not quantized again",
+                "leave out the type, or take an unquantized version of the model",
+            )
         vocabulary = read_vocabulary(folder, config, description.vocab_size)
-        return Checkpoint(folder, stored, description, vocabulary, quantizer)
+        return Checkpoint(folder, stored, description, vocabulary, _Assembly(stored, description, quantizer, reader))
     except BaseException:
         stored.close()
         raise
 
 
 class _Assembly:
-    """The tensors of one checkpoint under their GGUF names."""
+    """The tensors of one checkpoint under their GGUF names, and the spool that some of them come from.
+
+    FormatError if two tensors are the same weight, UnsupportedError if one is not known.
+    """
 
     def __init__(
         self,
         stored: SafetensorsFolder,
-        spool: Spool,
         description: Description,
         quantizer: RowQuantizer | None,
+        reader: QuantizedReader | None,
     ) -> None:
-        self.stored = stored
-        self.spool = spool
-        self.description = description
-        self.architecture = description.architecture
-        self.quantizer = quantizer
+        self.spool = Spool()
+        self.notes = list(reader.notes) if reader else []
+        self._stored = stored
+        self._architecture = description.architecture
+        self._heads = description.heads
+        self._quantizer = quantizer
+        sources = self._sources(reader)
+        # Some files hold the head although it is the embedding table; transformers then takes the table.
+        if description.tied and "token_embd.weight" in sources:
+            sources.pop("output.weight", None)
+        self.tensors = {gguf: self._tensor(gguf, source) for gguf, source in sources.items()}
+        for gguf, values in description.tensors.items():
+            self.tensors[gguf] = self._computed(gguf, array("f", values))
 
-    def assemble(self) -> dict[str, Tensor]:
-        """FormatError if two tensors are the same weight, UnsupportedError if one is not known."""
-        sources: dict[str, StoredTensor] = {}
-        senses = 0
+    def _sources(self, reader: QuantizedReader | None) -> dict[str, StoredTensor | Quantized]:
+        """What each weight of the model is made from, by its GGUF name."""
+        stored: dict[str, StoredTensor | Quantized] = {}
+        if reader:
+            stored |= reader.weights
+        stored |= {n: tensor for n, tensor in self._stored.tensors.items() if not reader or n not in reader.used}
+        names: dict[str, str] = {}
         unknown: list[str] = []
-        for name, tensor in self.stored.tensors.items():
+        senses = False
+        for name in stored:
             if is_constant(name):
                 continue
             if is_other_sense(name):
-                senses += 1
+                senses = True
                 continue
-            gguf = gguf_name(text_name(name), self.architecture)
+            gguf = gguf_name(text_name(name), self._architecture)
             if gguf is None:
                 unknown.append(name)
-            elif gguf in sources:
-                raise FormatError(f"{tensor.path}: tensors {sources[gguf].name} and {name} are the same weight")
+            elif gguf in names:
+                raise FormatError(f"{self._stored.paths[0]}: tensors {names[gguf]} and {name} are the same weight")
             else:
-                sources[gguf] = tensor
+                names[gguf] = name
         if unknown:
             raise UnsupportedError(
-                f"{self.stored.paths[0]}: this {self.architecture} model has {len(unknown)} tensors that are not "
+                f"{self._stored.paths[0]}: this {self._architecture} model has {len(unknown)} tensors that are not "
                 f"supported: {', '.join(unknown[:4])}",
                 "it may be a variant of the architecture; a newer version of localinfer may know it",
             )
         if senses:
-            self.description.notes.append("this model also sees images; here it reads text only")
-        self._drop_tied_head(sources)
-        tensors = {gguf: self._tensor(gguf, source) for gguf, source in sources.items()}
-        for gguf, values in self.description.tensors.items():
-            tensors[gguf] = self._computed(gguf, array("f", values))
-        return tensors
+            self.notes.append("this model also sees images; here it reads text only")
+        return {gguf: stored[name] for gguf, name in names.items()}
 
-    def _drop_tied_head(self, sources: dict[str, StoredTensor]) -> None:
-        """Some files hold the head although it is the embedding table; transformers then takes the table."""
-        if self.description.tied and "output.weight" in sources and "token_embd.weight" in sources:
-            del sources["output.weight"]
-
-    def _tensor(self, gguf: str, source: StoredTensor) -> Tensor:
-        if len(source.shape) not in (1, 2) or 0 in source.shape:
-            raise UnsupportedError(f"{source.path}: tensor {source.name} has the shape {source.shape}")
-        if source.dtype not in _SAME_TYPES:
-            raise UnsupportedError(
-                f"{source.path}: tensor {source.name} holds numbers of type {source.dtype}, and config.json has no "
-                "quantization_config that says what they mean",
-                "F32, F16 and BF16 are read without one",
-            )
-        change = change_of(gguf, self.architecture)
+    def _tensor(self, gguf: str, source: StoredTensor | Quantized) -> Tensor:
+        change = change_of(gguf, self._architecture)
+        heads = 0
+        if change is Change.ADJACENT_PAIRS:
+            heads = self._heads[gguf.split(".")[2]]
+            if source.shape[0] % (2 * heads):
+                raise FormatError(
+                    f"{self._stored.paths[0]}: tensor {gguf} has {source.shape[0]} rows, which are no {heads} heads of "
+                    "even size"
+                )
+        if isinstance(source, Quantized):
+            return Rows(source.type, source.shape, source.write_rows).spooled(gguf, self.spool, heads)
+        _check(source)
         if change is Change.PLUS_ONE and len(source.shape) == 1:
             return self._computed(gguf, array("f", (value + 1 for value in _floats(source))))
         kind = TYPES[source.dtype]
         plain = Tensor(gguf, kind, source.shape, source.path, source.offset, source.nbytes, source.buffer)
-        rows = self.quantizer.rows(plain) if self.quantizer and len(plain.shape) == 2 else None
-        if change is not Change.ADJACENT_PAIRS:
-            return rows.spooled(gguf, self.spool) if rows else plain
-        heads = self.description.heads[gguf.split(".")[2]]
-        if source.shape[0] % (2 * heads):
-            raise FormatError(
-                f"{source.path}: tensor {source.name} has {source.shape[0]} rows, which are no {heads} heads of even "
-                "size"
-            )
-        return (rows or _stored_rows(plain)).spooled(gguf, self.spool, heads)
+        if self._quantizer and (rows := self._quantizer.rows(plain)):
+            return rows.spooled(gguf, self.spool, heads)
+        return _stored_rows(plain).spooled(gguf, self.spool, heads) if heads else plain
 
     def _computed(self, gguf: str, values: array[float]) -> Tensor:
         data = struct.pack(f"<{len(values)}f", *values)
         return SpooledTensor(self.spool, gguf, TYPES["F32"], (len(values),), lambda: iter((data,)))
+
+
+def _check(source: StoredTensor) -> None:
+    """UnsupportedError for a tensor that is not plain numbers."""
+    if len(source.shape) not in (1, 2) or 0 in source.shape:
+        raise UnsupportedError(f"{source.path}: tensor {source.name} has the shape {source.shape}")
+    if source.dtype not in _SAME_TYPES:
+        raise UnsupportedError(
+            f"{source.path}: tensor {source.name} holds {source.dtype}, and nothing says what these numbers mean",
+            "F32, F16 and BF16 are read without a quantization_config in config.json",
+        )
 
 
 def _stored_rows(tensor: Tensor) -> Rows:

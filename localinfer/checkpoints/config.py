@@ -364,9 +364,8 @@ class _Translation:
         return self.read.check_number(f"rope {key}", default if value is None else value)
 
     def _original_context(self, rope: dict[str, Any]) -> int:
-        value = rope.get("original_max_position_embeddings") or self.read.get("original_max_position_embeddings")
-        if value is None:
-            value = self.context
+        value = self.read.get("original_max_position_embeddings", self.context)
+        value = rope.get("original_max_position_embeddings") or value
         if isinstance(value, bool) or not isinstance(value, int | float) or not 2 <= value < 2**31 or value % 1:
             raise self.read.wrong("original_max_position_embeddings", "an integer above 1", value)
         return int(value)

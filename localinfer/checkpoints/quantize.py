@@ -28,8 +28,8 @@ class RowQuantizer:
         self._available = QUANTIZABLE
 
     def rows(self, source: Tensor) -> Rows | None:
-        """The rows of a matrix, quantized; None if it stays as it is."""
-        kind = self._type_of(source)
+        """The rows of a matrix, quantized; None if it stays as it is, or is a vector."""
+        kind = self._type_of(source) if len(source.shape) == 2 else None
         if kind is None or kind == source.type:
             return None
 

@@ -41,11 +41,11 @@ class SpooledTensor(Tensor):
     _pieces: Pieces
 
     @property
-    def path(self) -> Path:  # type: ignore[override]
+    def path(self) -> Path:
         return self._spool.path
 
     @property
-    def buffer(self) -> memoryview:  # type: ignore[override]
+    def buffer(self) -> memoryview:
         return self._spool.view(self)
 
     def pieces(self) -> Iterator[Bytes]:

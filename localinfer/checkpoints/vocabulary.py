@@ -257,20 +257,29 @@ def _template(part: Any, path: Path) -> tuple[list[str] | None, list[str] | None
     for step in steps(part, "processors", path):
         match step:
             case {"type": "TemplateProcessing", "single": list(pieces)}:
-                names = [
-                    next(iter(piece.items()), ("", {})) if isinstance(piece, dict) else ("", {}) for piece in pieces
-                ]
-                kinds = [kind for kind, _ in names]
-                if kinds.count("Sequence") != 1 or set(kinds) - {"Sequence", "SpecialToken"}:
-                    raise FormatError(f"{path}: the template of the post-processor has no one place for the text")
-                tokens = [str(value.get("id")) if isinstance(value, dict) else "" for _, value in names]
-                middle = kinds.index("Sequence")
-                return tokens[:middle], tokens[middle + 1 :]
+                return _around(pieces, path)
             case {"type": "ByteLevel"}:
                 pass
             case _:
                 raise UnsupportedError(f"{path}: the post-processor {step.get('type')!r} is not supported")
     return None, None
+
+
+def _around(pieces: list[Any], path: Path) -> tuple[list[str], list[str]]:
+    before: list[str] = []
+    after: list[str] = []
+    places = 0
+    for piece in pieces:
+        match piece:
+            case {"Sequence": _}:
+                places += 1
+            case {"SpecialToken": {"id": str(token)}}:
+                (after if places else before).append(token)
+            case _:
+                raise FormatError(f"{path}: the post-processor's template has {str(piece)[:60]!r}")
+    if places != 1:
+        raise FormatError(f"{path}: the post-processor's template has {places} places for the text")
+    return before, after
 
 
 # ---- tokenizer.model -----------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localinfer.cli.options import Backend, Draft, Json, KvType, Model, Threads
+from localinfer.cli.options import Backend, Draft, Json, KvType, Model, Quant, Threads
 from localinfer.cli.output import aside, emit_json, emit_table, note, size
 from localinfer.errors import LocalInferError
 
@@ -18,6 +18,7 @@ def command(
     threads: Threads = 0,
     backend: Backend = "auto",
     kv_type: KvType = "f16",
+    quant: Quant = "",
     determinism: Annotated[
         bool, typer.Option("--determinism", help="Compare tokens instead: alone and in crowds of every kind.")
     ] = False,
@@ -35,7 +36,9 @@ def command(
     if determinism:
         from localinfer.cli.determinism import check_determinism
 
-        return check_determinism(model, draft=draft, threads=threads, backend=backend, kv_type=kv_type, json=json)
+        return check_determinism(
+            model, quant=quant, draft=draft, threads=threads, backend=backend, kv_type=kv_type, json=json
+        )
     if draft:
         raise typer.BadParameter("--draft goes with --determinism: the rates of a model do not depend on drafts")
     if rounds < 1:
@@ -49,6 +52,7 @@ def command(
         threads=threads,
         backend_name=backend,
         kv_type=kv_type,
+        quant=quant,
     )
     if json:
         emit_json(report)
@@ -81,13 +85,15 @@ def bench(
     threads: int,
     backend_name: str,
     kv_type: str,
+    quant: str = "",
 ) -> dict[str, Any]:
     """Loads the model, measures, and returns what `bench --json` prints:
 
-    model         path, sha256, size in bytes, architecture, name
+    model         path, sha256 (of several files, several with commas), size in bytes, architecture, name
     hardware      cpu, memory in bytes
     backend       name, and what the backend says of itself (instruction sets, threads, quota)
-    settings      kv_type, threads as asked for (0: by default), rounds, context, chunk (tokens per step)
+    settings      kv_type, quant ("" for the types of the file), threads as asked for (0: by default), rounds, context,
+                  chunk (tokens per step)
     versions      localinfer, python
     load_seconds (to plan, and to read and pack the weights), memory_plan (bytes by purpose), peak_memory (bytes
     resident, of the whole process)
@@ -112,8 +118,8 @@ def bench(
     if not wanted:
         raise LocalInferError("there is nothing to measure", "give --prompt or --decode a length above 0")
     path = resolve(model)
-    with TerminalReport() as report, open_model(path) as file:
-        digest = file_sha256(path, report)
+    with TerminalReport() as report, open_model(path, quant) as file:
+        digest = ",".join(file_sha256(each, report) for each in file.paths)
         start = time.perf_counter()
         wishes = Wishes(context_needed(wanted), *kv_types(kv_type), threads)
         executable, backend, plan, *_ = load_model(file, wishes, backend=backend_name)
@@ -138,6 +144,7 @@ def bench(
             "backend": {"name": backend.name, **details},
             "settings": {
                 "kv_type": kv_type,
+                "quant": quant,
                 "threads": threads,
                 "rounds": rounds,
                 "context": plan.config.context,

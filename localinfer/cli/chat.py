@@ -9,6 +9,7 @@ from localinfer.cli.options import (
     Context,
     Draft,
     KvType,
+    Quant,
     Speculation,
     Template,
     Threads,
@@ -25,7 +26,7 @@ DEFAULT_MODEL = "smollm2:135m"
 @with_sampling
 def command(
     model: Annotated[
-        str, typer.Argument(help="An installed model, or the path of a .gguf file.", show_default=DEFAULT_MODEL)
+        str, typer.Argument(help="An installed model, or the path of a file or folder.", show_default=DEFAULT_MODEL)
     ] = "",
     system: Annotated[str, typer.Option("--system", help="A system message.", show_default=False)] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Pull the model without asking.")] = False,
@@ -33,6 +34,7 @@ def command(
     threads: Threads = 0,
     backend: Backend = "auto",
     kv_type: KvType = "f16",
+    quant: Quant = "",
     speculation: Speculation = "auto",
     draft: Draft = "",
     template: Template = "",
@@ -54,7 +56,7 @@ def command(
     from localinfer.cli.messages import MessageReader
     from localinfer.hub.folders import config_folder
 
-    options = {"context": context, "threads": threads, "backend": backend, "kv_type": kv_type}
+    options = {"context": context, "threads": threads, "backend": backend, "kv_type": kv_type, "quant": quant}
     options |= {"speculation": speculation, "draft": draft or None}
     with load_model(name, template=template, **options) as llm:
         if llm.chat_template is None:

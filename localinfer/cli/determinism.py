@@ -9,7 +9,9 @@ import typer
 from localinfer.cli.output import aside, emit_json, emit_table, note
 
 
-def check_determinism(model: str, *, draft: str, threads: int, backend: str, kv_type: str, json: bool) -> None:
+def check_determinism(
+    model: str, *, quant: str, draft: str, threads: int, backend: str, kv_type: str, json: bool
+) -> None:
     """Runs bench/determinism.py. Exit code 1 if a token differs, or if a kind of steps did not occur.
 
     The JSON has model (path), requests, tokens, different, then counts of steps: steps (all), mixed, cached, preempted,
@@ -23,7 +25,7 @@ def check_determinism(model: str, *, draft: str, threads: int, backend: str, kv_
 
     path = resolve(model)
     with ExitStack() as files:
-        file = files.enter_context(open_model(path))
+        file = files.enter_context(open_model(path, quant))
         report = compare(
             file,
             load_tokenizer(file.metadata),

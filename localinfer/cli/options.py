@@ -8,7 +8,19 @@ import typer
 
 from localinfer.errors import LocalInferError
 
-Model = Annotated[str, typer.Argument(help="An installed model, or the path of a .gguf file.", show_default=False)]
+Model = Annotated[
+    str,
+    typer.Argument(help="An installed model, or the path of a .gguf file or safetensors folder.", show_default=False),
+]
+Quant = Annotated[
+    str,
+    typer.Option(
+        "--quant",
+        metavar="TYPE",
+        help="Quantize a safetensors model while it is loaded: q8_0, q4_k, and others.",
+        show_default=False,
+    ),
+]
 Context = Annotated[
     int | None,
     typer.Option("--context", "-c", help="Tokens that prompt and answer may take together.", show_default="automatic"),

@@ -12,6 +12,7 @@ from localinfer.cli.options import (
     Json,
     KvType,
     Model,
+    Quant,
     Speculation,
     Template,
     Threads,
@@ -44,6 +45,7 @@ def command(
     threads: Threads = 0,
     backend: Backend = "auto",
     kv_type: KvType = "f16",
+    quant: Quant = "",
     speculation: Speculation = "auto",
     draft: Draft = "",
     template: Template = "",
@@ -75,6 +77,7 @@ def command(
         threads=threads,
         backend=backend,
         kv_type=kv_type,
+        quant=quant,
         speculation=speculation,
         draft=draft or None,
     )

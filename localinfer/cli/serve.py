@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localinfer.cli.chat import DEFAULT_MODEL
-from localinfer.cli.options import Backend, Context, Draft, KvType, Speculation, Template, Threads
+from localinfer.cli.options import Backend, Context, Draft, KvType, Quant, Speculation, Template, Threads
 from localinfer.cli.output import ReaderLeft, note
 from localinfer.cli.pull import offer_to_pull
 from localinfer.errors import LocalInferError
@@ -25,7 +25,7 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="Installed models, or paths of .gguf files; the first is the default one.",
+            help="Installed models, or paths of .gguf files or safetensors folders; the first is the default one.",
             show_default=DEFAULT_MODEL,
         ),
     ] = None,
@@ -61,6 +61,7 @@ def command(
         ),
     ] = 0,
     kv_type: KvType = "f16",
+    quant: Quant = "",
     threads: Threads = 0,
     backend: Backend = "auto",
     template: Template = "",
@@ -128,6 +129,7 @@ def command(
         "threads": threads,
         "backend": backend,
         "kv_type": kv_type,
+        "quant": quant,
         "max_sequences": parallel,
         "kv_tokens": kv_tokens,
         "speculation": speculation,
@@ -194,7 +196,7 @@ def _settled(path: Path, context: int | None, options: dict[str, Any]) -> dict[s
         kv_tokens=options["kv_tokens"],
     )
     with contextlib.ExitStack() as files:
-        file = files.enter_context(open_model(path))
+        file = files.enter_context(open_model(path, options["quant"]))
         draft = files.enter_context(open_model(resolve(options["draft"]))) if options["draft"] else None
         config = make_plan(file, choose_backend(options["backend"])[0], wishes, draft).config
     return {"context": config.context, "kv_tokens": config.kv_blocks * config.block_size}

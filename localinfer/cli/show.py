@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localinfer.cli.options import Json, Model
+from localinfer.cli.options import Json, Model, Quant
 from localinfer.cli.output import emit, emit_json, emit_table, harmless, size
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ MAX_LISTED = 32
 def command(
     model: Model,
     program: Annotated[bool, typer.Option("--program", help="Print the recorded program: every op.")] = False,
+    quant: Quant = "",
     json: Json = False,
 ) -> None:
     """Show what is in a model file.
@@ -26,7 +27,7 @@ def command(
     from localinfer.hub.store import resolve
     from localinfer.models import record
 
-    with open_model(resolve(model)) as file:
+    with open_model(resolve(model), quant) as file:
         if program and not json:
             emit(f"{record(file.metadata, file)}\n")
             return

@@ -218,15 +218,17 @@ class LLM:
         speculation: SpeculationMode = "auto",
         draft: str | os.PathLike[str] | None = None,
         chat_template: str | None = None,
+        quant: str = "",
         progress: Progress | None = None,
     ) -> None:
-        """Loads a model file, or an installed model by name.
+        """Loads a model file, a safetensors folder, or an installed model by name.
 
         `context` None takes what model and memory allow (engine/plan.py); `threads` 0 takes one per physical core;
         `kv_type` is the type of the cached keys and values, or one for each: "f16,int8", or a pair; at most
         `max_sequences` answers are computed at the same time; prompts are processed in pieces of `chunk` tokens;
         `kv_tokens` and `promised` are as in Wishes (engine/plan.py); `chat_template` is jinja2 source to use instead
-        of the file's. `progress` is called with bytes done and bytes in all.
+        of the file's; `quant` is the type (q8_0, q4_k, ...) that the matrices of a safetensors model are quantized to
+        while it is loaded. `progress` is called with bytes done and bytes in all.
 
         `draft` is a small model of the same vocabulary that guesses the next tokens of this one. `speculation` "auto"
         has tokens guessed, by it and by looking earlier text up, where that measures faster; "ngram" (looking up) and
@@ -237,17 +239,19 @@ class LLM:
         """
         self.closed = True
         if not isinstance(model, str | os.PathLike):
-            raise wrong("model", model, "the name of an installed model, or the path of a .gguf file")
+            raise wrong("model", model, "the name of an installed model, or the path of a file or folder")
         self.path = resolve(model)
         self.name = os.fspath(model)
         if not isinstance(backend, str):
             raise wrong("backend", backend, 'the name of a backend, or "auto"')
         types = kv_types(kv_type)
         wishes = Wishes(context, *types, threads, max_sequences, chunk, kv_tokens=kv_tokens, promised=promised)
+        if not isinstance(quant, str):
+            raise wrong("quant", quant, 'the name of a type, or ""')
         if not isinstance(draft, str | os.PathLike | None):
             raise wrong("draft", draft, "the name of an installed model, or the path of a .gguf file")
         with ExitStack() as undo, ExitStack() as reading:  # a file that is not loaded does not stay open
-            self._file = undo.enter_context(open_model(self.path))
+            self._file = undo.enter_context(open_model(self.path, quant))
             self.metadata = self._file.metadata
             self.tokenizer = load_tokenizer(self.metadata)
             self.chat_defaults = chat_defaults(self.metadata)

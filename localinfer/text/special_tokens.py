@@ -6,6 +6,7 @@ Files name some of them; the rest is known only by their text. The names are tho
 
 from __future__ import annotations
 
+from array import array
 from typing import NamedTuple
 
 from localinfer.formats.metadata import Metadata
@@ -86,6 +87,7 @@ def find_special_ids(
         *(either("fim_sep_token_id", _FIM_FILE), eos, eot, eom),
         *by_text(_STOP),
         *by_text(tuple(text for text in _STOP_IF_TYPED if not has_types or is_typed(text))),
+        *_ids(data, "stop_ids", vocabulary),
     } - {None}
     stop -= _not_stops(vocabulary, {t for t in stop if t is not None})
     ids = SpecialIds(
@@ -111,7 +113,13 @@ def _not_stops(vocabulary: NativeVocabulary, stop: set[int]) -> set[int]:
 
 
 def whitespace_strippers(data: Metadata, vocabulary: NativeVocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Special tokens that swallow the whitespace before them, and after them. Files do not say; families are known."""
+    """Special tokens that swallow the whitespace before them, and after them.
+
+    Checkpoints say which (localinfer.tokenizer.…, see localinfer/checkpoints/vocabulary.py); other files do not, but
+    families are known.
+    """
+    if "localinfer.tokenizer.strip_left" in data or "localinfer.tokenizer.strip_right" in data:
+        return _ids(data, "strip_left", vocabulary), _ids(data, "strip_right", vocabulary)
     pre = data.get_str(_PREFIX + "pre", "")
     architecture = data.get_str("general.architecture", "")
     name = data.get_str("general.name", "").lower()
@@ -126,3 +134,11 @@ def whitespace_strippers(data: Metadata, vocabulary: NativeVocabulary) -> tuple[
         strippers = vocabulary.of_types(CONTROL, UNKNOWN, USER_DEFINED) | {vocabulary.find("</s>")}
         return (), tuple(sorted(i for i in strippers - kept if i is not None))
     return (), ()
+
+
+def _ids(data: Metadata, name: str, vocabulary: NativeVocabulary) -> tuple[int, ...]:
+    """Ids that a key of our own lists; those that are no tokens are left out."""
+    values = data.get(f"localinfer.tokenizer.{name}")
+    if not isinstance(values, array) or values.typecode in "fd":
+        return ()
+    return tuple(int(i) for i in values if 0 <= i < len(vocabulary))

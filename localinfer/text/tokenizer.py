@@ -13,13 +13,21 @@ from typing import Any, NamedTuple
 
 from localinfer.errors import FormatError, UnsupportedError
 from localinfer.formats.metadata import Metadata
-from localinfer.kernels.host.encoder import CONTROL, UNKNOWN, EncoderOptions, NativeEncoder, NativeVocabulary
+from localinfer.kernels.host.encoder import (
+    CONTROL,
+    UNKNOWN,
+    USER_DEFINED,
+    EncoderOptions,
+    NativeEncoder,
+    NativeVocabulary,
+)
 from localinfer.kernels.host.strings import StringArray
 from localinfer.text.detokenizer import Detokenizer
 from localinfer.text.pretokenizers import PRETOKENIZERS, Pretokenizer
 from localinfer.text.special_tokens import SpecialIds, find_special_ids, whitespace_strippers
 
 _PREFIX = "tokenizer.ggml."
+_OWN = "localinfer.tokenizer."  # what checkpoints say and GGUF has no keys for
 
 
 class Tokenizer:
@@ -35,6 +43,8 @@ class Tokenizer:
         add_bos: bool,
         add_eos: bool,
         space_prefix: bool,
+        space_first: bool = False,
+        compose: bool = False,
         notes: Sequence[str] = (),
     ) -> None:
         self._vocabulary = vocabulary
@@ -46,6 +56,8 @@ class Tokenizer:
         self.stop_ids = special.stop
         self.add_bos, self.add_eos = add_bos, add_eos
         self.space_prefix = space_prefix  # encoding puts a space in front, decoding takes it away
+        self._compose = compose  # text is brought into Unicode's composed form (NFC) first
+        self._leading = _LeadingSpace(vocabulary) if space_first else None
         self.notes = tuple(notes)  # what a person should know about this vocabulary
         self._first = _required(special.bos, "bos", "in front of") if add_bos else None
         self._last = None
@@ -73,7 +85,9 @@ class Tokenizer:
         trusted: list[tuple[int, int]] = []
         size, in_run = 0, False
         for text, trust in parts:
-            raw = _utf8(text)
+            raw = _composed(_utf8(text)) if self._compose else _utf8(text)
+            if self._leading and not size:
+                raw = self._leading.put(raw, trust)
             pieces.append(raw)
             if trust:
                 begin = trusted.pop()[0] if in_run else size
@@ -117,11 +131,29 @@ class Tokenizer:
         return self._vocabulary.type(token_id) in (CONTROL, UNKNOWN)
 
 
+class _LeadingSpace:
+    """Puts a space in front of a text, but not of what follows a special token (Metaspace's "first" in tokenizers)."""
+
+    def __init__(self, vocabulary: NativeVocabulary) -> None:
+        def texts(*types: int) -> tuple[bytes, ...]:
+            return tuple(vocabulary.tokens.raw(i) for i in vocabulary.of_types(*types))
+
+        self._always = (b" ", "\u2581".encode(), *texts(USER_DEFINED))
+        self._if_trusted = texts(CONTROL, UNKNOWN)
+
+    def put(self, raw: bytes, trusted: bool) -> bytes:
+        """The start of a text; of a part that is `trusted`, special tokens are found."""
+        if not raw or raw.startswith(self._always) or (trusted and raw.startswith(self._if_trusted)):
+            return raw
+        return b" " + raw
+
+
 class _Plan(NamedTuple):
     """What the metadata says about one vocabulary, before its tokens are looked at."""
 
     options: EncoderOptions
     defaults: dict[str, int]  # ids of special tokens that files of this kind leave out
+    space_first: bool = False
     add_bos: bool = False
     add_eos: bool = False
     force_bos: bool = False
@@ -158,7 +190,9 @@ def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         model=model,
         add_bos=data.get_bool(_PREFIX + "add_bos_token", plan.add_bos) or plan.force_bos,
         add_eos=data.get_bool(_PREFIX + "add_eos_token", plan.add_eos),
-        space_prefix=options.space_prefix or options.kind == "word_piece",
+        space_prefix=options.space_prefix or options.kind == "word_piece" or plan.space_first,
+        space_first=plan.space_first,
+        compose=data.get_bool(_OWN + "nfc", False),
         notes=(*plan.notes, *notes),
     )
 
@@ -173,8 +207,9 @@ def _plan(model: str, data: Metadata) -> _Plan:
         case "gemma4":
             return _plan_bpe(data, "gemma4")
         case "llama":
-            options = EncoderOptions("spm", space_prefix=flag("add_space_prefix", True))
-            return _Plan(options, {"bos": 1, "eos": 2, "unk": 0}, add_bos=True)
+            first = data.get_bool(_OWN + "space_prefix_first", False)
+            options = EncoderOptions("spm", space_prefix=flag("add_space_prefix", True) and not first)
+            return _Plan(options, {"bos": 1, "eos": 2, "unk": 0}, space_first=first, add_bos=True)
         case "bert":
             lowercase = flag("normalizer.lowercase", True)
             strip_accents = flag("normalizer.strip_accents", lowercase)
@@ -253,6 +288,15 @@ def _utf8(text: str | bytes) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
+def _composed(raw: bytes) -> bytes:
+    """The text in Unicode's normalization form C."""
+    if raw.isascii():
+        return raw
+    from unicodedata import normalize
+
+    return normalize("NFC", raw.decode()).encode()
 
 
 def _numbers(data: Metadata, name: str, typecode: str, count: int) -> Any:
