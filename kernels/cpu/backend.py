@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, cached_property
@@ -42,10 +42,12 @@ from localinfer.kernels.cpu.native import (
     isa_names,
     library,
 )
-from localinfer.kernels.program import Matrix, Program, Vector
+from localinfer.kernels.program import Linear, Matrix, Program, Vector
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from localinfer.kernels.cpu.statistics import InputSums
 
 
 class CpuBackend:
@@ -136,6 +138,7 @@ class CpuExecutable:
         self._lock = threading.RLock()  # close may come from another thread, and from a signal handler
         self._process = os.getpid()
         self._ops = ops
+        self._sums: Mapping[Linear, InputSums] = {}
         self.memory = memory
         self.threads = threads
 
@@ -181,6 +184,24 @@ class CpuExecutable:
             raise Cancelled
         if outcome:
             raise ValueError(f"the step was refused: {native.li_cpu_error(model).decode()}")
+
+    def collect(self, sums: Mapping[Linear, InputSums]) -> None:
+        """From now on steps add the inputs of these ops of the program to the sums; an empty mapping ends that.
+
+        What one input adds is the same for any number of threads, instruction set, and division into steps. ValueError
+        if sums are of another size than their input.
+        """
+        from localinfer.kernels.cpu.statistics import statistics_library
+
+        native, model = statistics_library(), self._handle()
+        linears = [op for op in self._program.ops if isinstance(op, Linear)]
+        places = [index for index, op in enumerate(self._ops) if op.kind == "linear"]
+        for op, place in zip(linears, places, strict=True):
+            found = sums.get(op)
+            arguments = (0, op.x.width, 0, 0, 0) if found is None else found.arguments
+            if native.li_cpu_collect(model, place, *arguments):
+                raise ValueError(f"{op}: {native.li_cpu_error(model).decode()}")
+        self._sums = dict(sums)  # native code writes into them
 
     def cancel(self) -> None:
         with self._lock:

@@ -134,7 +134,9 @@ class Statistics:
                 yield f"{number}.gram.{block}", gram
 
     def _metadata(self) -> str:
-        inputs = [{"tensors": list(x.tensors), "cols": x.cols, "rows": x.rows, "grams": len(x.grams)} for x in self.inputs]
+        inputs = [
+            {"tensors": list(x.tensors), "cols": x.cols, "rows": x.rows, "grams": len(x.grams)} for x in self.inputs
+        ]
         return json.dumps({"schema": SCHEMA, **self.origin, "inputs": inputs}, ensure_ascii=True)
 
 
@@ -252,7 +254,8 @@ def _finished(x: Value, sums: InputSums, program: Program, rows: int) -> InputSt
     names = dict.fromkeys(m.name for op in program.ops if isinstance(op, Linear) and op.x == x for m in op.matrices)
     if not math.isfinite(float(sums.squares.sum())):
         raise LocalInferError(
-            f"the inputs of {next(iter(names))} are not all numbers", "the model's file may be damaged: see localinfer show"
+            f"the inputs of {next(iter(names))} are not all numbers",
+            "the model's file may be damaged: see localinfer show",
         )
     return InputStatistics(tuple(names), rows, sums.squares, tuple(sums.symmetric_grams()))
 
@@ -271,4 +274,6 @@ def write_whole(path: Path, parts: Iterator[bytes | memoryview]) -> None:
                 os.unlink(file.name)
                 raise
     except OSError as error:
-        raise LocalInferError(f"{path} cannot be written: {error.strerror}", "is there space, and may you write there?") from error
+        raise LocalInferError(
+            f"{path} cannot be written: {error.strerror}", "is there space, and may you write there?"
+        ) from error

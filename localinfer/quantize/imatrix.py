@@ -108,7 +108,9 @@ def _read_gguf(path: Path) -> Statistics:
             values = np.frombuffer(sums.buffer, np.float32).astype(np.float64)
             numbers = np.frombuffer(counts.buffer, np.float32)
             if len(numbers) != 1:
-                raise UnsupportedError(f"{path}: {name} is of {len(numbers)} experts", "only dense models are supported")
+                raise UnsupportedError(
+                    f"{path}: {name} is of {len(numbers)} experts", "only dense models are supported"
+                )
             inputs.append(_checked(path, name, values, float(numbers[0])))
         datasets = file.metadata.get("imatrix.datasets")
         origin = {

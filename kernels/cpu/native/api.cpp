@@ -132,6 +132,37 @@ LI_API int li_cpu_copy_blocks(Model* model, const int32_t* pairs, int count) {
     return guarded(model, [&] { return model->copy_blocks(pairs, count) ? 0 : -1; }, -1);
 }
 
+// Whether sums over inputs of `cols` columns have these sizes: `gram_size` is 0 where no products are wanted.
+static bool sums_fit(const double* squares, int32_t cols, const float* gram, int64_t gram_size, int32_t block) {
+    if (!squares || cols < 1) return false;
+    if (!gram) return gram_size == 0;
+    if (block < 1 || block > cols) return false;
+    const int64_t whole = cols / block, rest = cols % block;
+    return gram_size == whole * block * block + rest * rest;
+}
+
+// Steps add the input of the op, a Linear, to sums of `cols` columns (see InputSums in vector.h) until they are told to
+// stop, by no squares. 0: done, -1: refused (see li_cpu_error).
+LI_API int li_cpu_collect(Model* model, int op, double* squares, int32_t cols, float* gram, int64_t gram_size,
+                          int32_t block) {
+    return guarded(model, [&] {
+        if (squares && !sums_fit(squares, cols, gram, gram_size, block)) {
+            model->error = "the sums are of another size";
+            return -1;
+        }
+        return model->collect(op, {squares, gram, cols, block}) ? 0 : -1;
+    }, -1);
+}
+
+// Adds rows that lie one behind the other to such sums. 0: done, -1: an argument makes no sense.
+LI_API int li_cpu_add_statistics(const char* isa_name, const float* x, int32_t rows, double* squares, int32_t cols,
+                                 float* gram, int64_t gram_size, int32_t block) {
+    const Isa* isa = find_isa(isa_name);
+    if (!isa || !x || rows < 0 || !sums_fit(squares, cols, gram, gram_size, block)) return -1;
+    isa->vector->add_statistics({squares, gram, cols, block}, x, rows, 0, 1);
+    return 0;
+}
+
 LI_API void li_cpu_cancel(Model* model) {
     model->cancel = true;
     model->interrupt();

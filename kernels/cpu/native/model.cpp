@@ -307,6 +307,16 @@ bool Model::copy_blocks(const int32_t* pairs, int count) {
     return true;
 }
 
+bool Model::collect(int op, const InputSums& sums) {
+    if (op < 0 || size_t(op) >= ops_.size() || ops_[size_t(op)].kind != kLinear || ops_[size_t(op)].in[0].width != sums.cols) {
+        error = "there is no matrix product with such an input";
+        return false;
+    }
+    sums_.resize(ops_.size());
+    sums_[size_t(op)] = sums;
+    return true;
+}
+
 const float* Model::logits() const {
     const ValueRef& out = ops_.back().out[0];
     return last_step_single_ && out.is_private ? threads_[0].slot[size_t(out.slot)] : slots_[size_t(out.slot)].as<float>();

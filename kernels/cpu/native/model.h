@@ -140,6 +140,10 @@ public:
     // Copies whole blocks, all layers, keys and values: `pairs` holds (from, to), taken in order. Between steps only.
     bool copy_blocks(const int32_t* pairs, int count);
 
+    // From now on steps add the input of that Linear to the sums, which are the caller's and stay in place; sums without
+    // squares end that. False if the op is no Linear of so many columns. Between steps only.
+    bool collect(int op, const InputSums& sums);
+
     // The last op's output in the last step.
     const float* logits() const;
     // What the last hidden step returned, [rows, width].
@@ -180,6 +184,7 @@ private:
     size_t partial_rows_ = 0;          // (query head, chunk) pairs that fit
     Buffer hidden_;                    // [max_tokens, width of the hidden op's result]
     int rows_op_ = -1, hidden_op_ = -1;
+    std::vector<InputSums> sums_; // per op, once anything is collected
     std::vector<ThreadState> threads_;
     std::vector<Tile> tiles_;
     bool last_step_single_ = false;

@@ -147,7 +147,7 @@ private:
 
     void execute(const Op& op, size_t index) {
         switch (op.kind) {
-        case kLinear: linear(op); break;
+        case kLinear: linear(op, index); break;
         case kKvAppend: kv_append(op); break;
         case kAttention: attention(op, index); break;
         case kAttentionMerge: attention_merge(op); break;
@@ -182,9 +182,11 @@ private:
         }
     }
 
-    void linear(const Op& op) {
+    void linear(const Op& op, size_t index) {
         int rows = count(op.in[0].dim);
         if (rows == 0) return;
+        if (!m_.sums_.empty() && m_.sums_[index].squares)
+            vector_.add_statistics(m_.sums_[index], row(op.in[0], 0), rows, thread_, threads_);
         Activations a{};
         a.cols = op.in[0].width;
         a.x = row(op.in[0], 0);

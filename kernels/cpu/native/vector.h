@@ -29,6 +29,17 @@ struct AttentionTile {
 // Floats per row of a tile that attend_chunk needs: scores, and as int16 the probabilities and the query (int8 caches).
 inline size_t attention_scratch(int head_dim) { return kChunk + (kChunk + size_t(padded_dim(head_dim))) / 2; }
 
+// What is summed up of the rows of a matrix product's input, which has `cols` columns. Every sum is one chain over the
+// rows in their order, whatever the threads, the instruction set, or how the rows are cut into steps.
+//   squares  [cols] sum of squares, in double
+//   gram     null, or for each run of `block` columns (the last may be shorter) the products of every two of its
+//            columns, [run, run] one matrix behind the other; filled where row <= column, and in part below
+struct InputSums {
+    double* squares;
+    float* gram;
+    int32_t cols, block;
+};
+
 struct VectorKernels {
     // out = x / sqrt(mean(x²) + eps) * weight, for each run of `group` values; `weight` has `group` values.
     void (*rms_norm)(const float* x, const float* weight, int width, int group, float eps, float* out);
@@ -49,6 +60,8 @@ struct VectorKernels {
     // Merges a chunk's partial into a row's running (maximum, sum, out).
     void (*merge)(float chunk_maximum, float chunk_sum, const float* chunk_out, int head_dim, float* maximum,
                   float* sum, float* out);
+    // Statistics of calibration (statistics.inl): this thread's share of what `rows` rows add to the sums.
+    void (*add_statistics)(const InputSums& sums, const float* x, int rows, int thread, int threads);
 };
 
 const VectorKernels* vector_portable();

@@ -96,9 +96,11 @@ void rope(const float* x, const float* cosine, const float* sine, int heads, int
 } // namespace
 
 #include "attention.inl"
+#include "statistics.inl"
 
 namespace {
 
-constexpr li::VectorKernels kTable = {rms_norm, add, scale, softcap, glu, rope, kv_store, attend_chunk, merge};
+constexpr li::VectorKernels kTable = {rms_norm, add, scale, softcap, glu, rope, kv_store, attend_chunk, merge,
+                                     add_statistics};
 
 } // namespace
