@@ -378,6 +378,9 @@ def _special_tokens(
     stop = _ids(generation.get("eos_token_id"), vocabulary) or _ids(config.get("eos_token_id"), vocabulary)
     if stop:
         ids.setdefault("eos", stop[0])
+    for kind, around in (("bos", vocabulary.starts), ("eos", vocabulary.ends)):
+        if around and around[0] in by_text:
+            ids.setdefault(kind, by_text[around[0]])
     metadata: dict[str, Value] = {_PREFIX + _SPECIAL[kind]: token_id for kind, token_id in ids.items()}
     if more := [token_id for token_id in stop if token_id != ids.get("eos")]:
         metadata["localinfer.tokenizer.stop_ids"] = array("i", more)
