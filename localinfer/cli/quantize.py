@@ -1,5 +1,6 @@
 """`localinfer quantize SOURCE --to TYPE`"""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,14 +20,31 @@ def command(
             help="A folder with safetensors and config.json, a .gguf file, or an installed model.", show_default=False
         ),
     ],
-    to: Annotated[str, typer.Option("--to", help="The type: q4_k_m, q8_0, ...", show_default=False)],
+    to: Annotated[
+        str, typer.Option("--to", help="The type: q4_k_m, q8_0, int8, ..., or 4.2bpw.", show_default=False)
+    ] = "",
+    fit: Annotated[
+        str, typer.Option("--fit", help="The size of the file, instead of a type: 6GB.", show_default=False)
+    ] = "",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file to write.", show_default="SOURCE-TYPE.gguf here")
+        Path | None, typer.Option("--output", "-o", help="What to write.", show_default="SOURCE-TYPE.gguf here")
     ] = None,
+    calibrate: Annotated[
+        str,
+        typer.Option(
+            "--calibrate",
+            help="Look at how the model uses its weights on a text: default, a text file, a file of statistics, or an "
+            "imatrix of llama.cpp.",
+            show_default=False,
+        ),
+    ] = "",
+    feedback: Annotated[
+        bool, typer.Option("--feedback/--no-feedback", help="With --calibrate: make up for errors in later columns.")
+    ] = True,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Measure the quality afterwards.")] = True,
     statement: Annotated[bool, typer.Option("--statement", help="Write an in-toto statement, to be signed.")] = False,
     threads: Annotated[int, typer.Option("--threads", "-t", help="Threads; 0 is one per processor.", min=0)] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
     json: Json = False,
 ) -> None:
     """Make a smaller file of a model.
@@ -38,7 +56,18 @@ def command(
     from localinfer.hub.store import resolve
     from localinfer.quantize.pipeline import Wishes, quantize
 
-    wishes = Wishes(resolve(source), to, output, threads, force, report, statement)
+    wishes = Wishes(
+        resolve(source),
+        to,
+        fit,
+        output,
+        calibrate=calibrate,
+        feedback=feedback,
+        threads=threads,
+        force=force,
+        measure=report,
+        statement=statement,
+    )
     with TerminalReport() as terminal:
         result = quantize(wishes, terminal)
     if json:
@@ -68,5 +97,16 @@ def _by_type(result: "Result") -> list[dict[str, Any]]:
 def _print(result: "Result") -> None:
     emit(f"{result.path}\n{size(result.size)}, {result.bits_per_weight:.2f} bits per weight\n\n")
     emit_table(("type", "tensors", "size"), [(r["type"], r["tensors"], size(r["bytes"])) for r in _by_type(result)])
-    quality = result.provenance.quality or {}
-    emit(f"\nquality: not measured ({quality['skipped']})\n" if "skipped" in quality else "")
+    emit(f"\n{quality_line(result.provenance.quality or {})}\n")
+
+
+def quality_line(quality: Mapping[str, Any]) -> str:
+    """The report in a line."""
+    if "skipped" in quality:
+        return f"quality: not measured ({quality['skipped']})"
+    return (
+        f"quality: KL {quality['kl_mean']['value']:.4g} to the source (1 in 100 predictions above "
+        f"{quality['kl_p99']['value']:.4g}), the likeliest token is the same in {100 * quality['top1']['value']:.1f} %, "
+        f"perplexity {quality['perplexity']['value']:.4g} instead of {quality['source_perplexity']['value']:.4g}, over "
+        f"{quality['positions']} predictions"
+    )

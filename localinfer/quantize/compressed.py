@@ -209,8 +209,21 @@ def records(jobs: Sequence[CompressedJob], hashes: Mapping[str, Hashes]) -> dict
     return found
 
 
-def config_text(folder: Path, scheme: str, jobs: Sequence[CompressedJob]) -> str:
-    """config.json of the source with `quantization_config`. UnsupportedError if it is quantized already."""
+def fallbacks(jobs: Sequence[CompressedJob], scheme: str) -> list[str]:
+    """A line if there are matrices that the scheme would quantize, and whose columns it cannot."""
+    unit = SCHEMES[scheme].column_unit
+    left = [job for job in jobs if job.scheme is None and is_quantized_matrix(job.tensor)]
+    if not left:
+        return []
+    more = f" and {len(left) - 1} more matrices" if len(left) > 1 else ""
+    return [f"{left[0].name}{more} stay as they are: rows of {left[0].tensor.shape[1]} are no multiple of {unit}"]
+
+
+def beside(folder: Path, scheme: str, jobs: Sequence[CompressedJob]) -> dict[str, str | Path]:
+    """What else belongs into the folder: config.json with `quantization_config`; the source's vocabulary and the like.
+
+    UnsupportedError if the source is quantized already.
+    """
     config = read_json_object(folder / "config.json")
     if "quantization_config" in config:
         raise UnsupportedError(
@@ -218,7 +231,13 @@ def config_text(folder: Path, scheme: str, jobs: Sequence[CompressedJob]) -> str
             "quantize from the model's original weights",
         )
     config["quantization_config"] = SCHEMES[scheme].config(left_alone(jobs))
-    return json.dumps(config, indent=2) + "\n"
+    found: dict[str, str | Path] = {
+        path.name: path
+        for pattern in ("*.json", "*.model", "*.jinja", "*.txt", "LICENSE*", "NOTICE*")
+        for path in sorted(folder.glob(pattern))
+        if path.is_file() and not path.name.endswith((".index.json", ".provenance.json", ".intoto.json"))
+    }
+    return found | {"config.json": json.dumps(config, indent=2) + "\n"}
 
 
 def _infos(source: StoredTensor, scheme: str | None) -> tuple[SafetensorsInfo, ...]:

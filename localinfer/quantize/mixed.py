@@ -62,7 +62,7 @@ def mix(
 ) -> Mix:
     """Chooses types so that all tensors take `budget` bytes at most, from what `prober` measures over `windows`.
 
-    `ladder` names, for some tensors, the only types they may get. LocalInferError if even the smallest types are larger.
+    `ladder` names, for some tensors, the only types they may get. LocalInferError if the smallest are larger.
     """
     tensors = prober.model.tensors
     kept = {name: keep(tensor) for name, tensor in tensors.items() if not is_quantized_matrix(tensor)}

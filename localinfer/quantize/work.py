@@ -2,7 +2,8 @@
 
 Beside the file to be lie `FILE.part`, laid out as it will be, and `FILE.part.json`: a first line that stands for what
 is being made, and a line for each finished tensor with its hashes. What the journal says is not believed: the bytes are
-hashed again. Nothing stands under the final name before everything is written.
+hashed again. Nothing stands under the final name before everything is written. A folder is made in the same way, as
+`FOLDER.part`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -19,17 +21,20 @@ from localinfer.errors import LocalInferError
 
 
 class WorkFile:
-    """The two files beside `path`, held by one process.
+    """The file and the journal beside `final`, held by one process. `member` names the large file of a folder.
 
-    `finished`: tensor of the source → its sha256, and those of the tensors made of it.
+    path        the file in the making
+    root        the same, or the folder that it is in: what gets the final name
+    finished    tensor of the source → its sha256, and those of the tensors made of it.
 
     Use it in a `with` statement. LocalInferError if another process has them, or if they cannot be written.
     """
 
-    def __init__(self, path: Path, fingerprint: str) -> None:
-        self.final = path
-        self.path = path.with_name(path.name + ".part")
-        self._journal_path = path.with_name(path.name + ".part.json")
+    def __init__(self, final: Path, fingerprint: str, member: str = "") -> None:
+        self.final = final
+        self.root = final.with_name(final.name + ".part")
+        self.path = self.root / member if member else self.root
+        self._journal_path = final.with_name(final.name + ".part.json")
         self.finished: dict[str, tuple[str, dict[str, str]]] = {}
         try:
             self._journal: IO[str] = open(self._journal_path, "a+", encoding="utf-8")  # noqa: SIM115
@@ -40,7 +45,7 @@ class WorkFile:
         except BlockingIOError as error:
             self._journal.close()
             raise LocalInferError(
-                f"{path} is being written by another process", "wait for it, or give another name with --output"
+                f"{final} is being written by another process", "wait for it, or give another name with --output"
             ) from error
         if not self._read(fingerprint):
             self._restart(fingerprint)
@@ -65,7 +70,13 @@ class WorkFile:
 
     def _restart(self, fingerprint: str) -> None:
         self.finished = {}
-        self.path.unlink(missing_ok=True)
+        try:
+            if self.root.is_dir():
+                shutil.rmtree(self.root)
+            self.root.unlink(missing_ok=True)
+            self.path.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise LocalInferError(f"cannot write {self.root}: {error.strerror}") from error
         self._journal.truncate(0)
         self._write(fingerprint)
 
@@ -87,18 +98,19 @@ class WorkFile:
             raise LocalInferError(f"cannot write {self._journal_path}: {error.strerror}") from error
 
     def publish(self) -> None:
-        """Gives the file its name, at once and whole."""
+        """Gives the file or folder its name, at once and whole. What had the name before goes."""
         try:
-            os.replace(self.path, self.final)
+            if self.final.is_dir():
+                old = self.final.with_name(f".{self.final.name}.{os.getpid()}")
+                self.final.rename(old)
+                self.root.rename(self.final)
+                shutil.rmtree(old)
+            else:
+                os.replace(self.root, self.final)
             self._journal_path.unlink(missing_ok=True)
             _sync_folder(self.final.parent)
         except OSError as error:
             raise LocalInferError(f"cannot write {self.final}: {error.strerror}") from error
-
-    def discard(self) -> None:
-        """Removes both files."""
-        self.path.unlink(missing_ok=True)
-        self._journal_path.unlink(missing_ok=True)
 
     def close(self) -> None:
         self._journal.close()
