@@ -1,12 +1,17 @@
 """The table of tensor types: how many weights share a block, and how many bytes a block takes.
 
-Ids and sizes are those of the GGUF format specification (ggml `enum ggml_type`).
+Ids and sizes are those of the GGUF format specification (ggml `enum ggml_type`), but for those of
+`FIRST_INTERNAL_ID` and more: these never lie in a GGUF file, they are what the weights of quantized checkpoints in
+other formats are rewritten to when they are loaded.
 To add a type, add a row here and a dequantizer in `kernels/reference/dequantize.py`; tests pick both up.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+FIRST_INTERNAL_ID = 1000
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,11 @@ class TensorType:
     id: int
     block_size: int
     block_bytes: int
+
+    @property
+    def in_gguf(self) -> bool:
+        """Whether GGUF files may have it."""
+        return self.id < FIRST_INTERNAL_ID
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row of `columns` weights, which must be a whole number of blocks."""
@@ -61,7 +71,15 @@ _ROWS = (
     ("MXFP4", 39, 32, 17),
     ("NVFP4", 40, 64, 36),
     ("Q1_0", 41, 128, 18),
+    # A float32 scale and a zero point for integers, a float32 scale for floats of 8 bits (E4M3).
+    ("I8_32", 1000, 32, 37),
+    ("I8_128", 1001, 128, 133),
+    ("I4_32", 1002, 32, 21),
+    ("I4_64", 1003, 64, 37),
+    ("I4_128", 1004, 128, 69),
+    ("F8_32", 1005, 32, 36),
+    ("F8_128", 1006, 128, 132),
 )
 
 TYPES: dict[str, TensorType] = {row[0]: TensorType(*row) for row in _ROWS}
-BY_ID: dict[int, TensorType] = {t.id: t for t in TYPES.values()}
+BY_ID: dict[int, TensorType] = {t.id: t for t in TYPES.values() if t.in_gguf}  # what a GGUF file may name

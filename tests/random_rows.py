@@ -1,4 +1,4 @@
-"""Random rows of weights in every tensor type, as they lie in a GGUF file."""
+"""Random rows of weights in every tensor type, as they lie in a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HALF_OFFSETS: dict[str, tuple[int, ...]] = {
 
 
 def random_rows(type_name: str, rows: int, cols: int, seed: int = 0) -> Array:
-    """Random GGUF bytes whose scales are finite and of both signs; everything else may be anything."""
+    """Random bytes whose scales are finite and of both signs; everything else may be anything."""
     random = np.random.default_rng(seed)
     if type_name in ("F32", "F16", "BF16"):
         values = random.standard_normal((rows, cols)).astype(np.float32)
@@ -44,6 +44,8 @@ def random_rows(type_name: str, rows: int, cols: int, seed: int = 0) -> Array:
     if type_name == "IQ1_M":  # its half is spread over the top bits of four shorts: make it small
         raw[..., 55] &= 0x0F
         raw[..., 55] |= 0x20
+    if not type_.in_gguf:  # a float32 scale comes first
+        raw[..., :4] = (random.standard_normal((*raw.shape[:2], 1)) * 0.01).astype(np.float32).view(np.uint8)
     for offset in HALF_OFFSETS.get(type_name, ()):
         scales = (random.standard_normal(raw.shape[:2]) * 0.01).astype(np.float16)
         raw[..., offset : offset + 2] = scales[..., None].view(np.uint8)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from localinfer.kernels.cpu.codebooks import install_codebooks
 from localinfer.kernels.native_library import open_library
@@ -26,7 +27,9 @@ LIBRARY = open_library("localinfer.kernels.cpu._cpu")
 LIBRARY.li_matmul_group_bytes.restype = ctypes.c_size_t
 ISAS = [isa for isa in ("portable", "avx2", "avx512vnni") if LIBRARY.li_matmul_has(isa.encode())]
 
-INTEGER_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+GGUF_INTEGER_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+OWN_INTEGER_TYPES = ("I8_32", "I8_128", "I4_32", "I4_64", "I4_128")
+INTEGER_TYPES = GGUF_INTEGER_TYPES + OWN_INTEGER_TYPES
 FLOAT_TYPES = ("F32", "F16", "BF16")
 GENERIC_TYPES = tuple(name for name in DEQUANTIZERS if name not in INTEGER_TYPES + FLOAT_TYPES)
 ALL_TYPES = INTEGER_TYPES + FLOAT_TYPES + GENERIC_TYPES
@@ -157,6 +160,14 @@ def stored_weights(type_name: str, raw: Array) -> tuple[Array, ...]:
     def bits(part: Array, axis: int) -> Array:
         return np.unpackbits(part, axis=axis, bitorder="little")
 
+    if type_name in OWN_INTEGER_TYPES:
+        u = blocks[..., 5:].view(np.int8)
+        if type_name.startswith("I4"):
+            u = np.stack([blocks[..., 5:] & 15, blocks[..., 5:] >> 4], -1)
+        d = np.ascontiguousarray(blocks[..., :4]).view(np.float32)[..., 0]
+        m = -d * blocks[..., 4].view(np.int8).astype(np.float32)
+        per_32 = [part.repeat(TYPES[type_name].block_size // 32, -1) for part in (d, m)]
+        return u.astype(np.int64).reshape(len(raw), -1), *per_32, np.zeros((len(raw), 0)), np.zeros((len(raw), 0))
     d = half(HALF_OFFSETS[type_name][0])
     m = half(2) if len(HALF_OFFSETS[type_name]) == 2 else -d * {"Q4_0": 8, "Q5_0": 16}.get(type_name, 0)
     sc = mins = np.zeros(0)
@@ -199,7 +210,7 @@ def contract(type_name: str, raw: Array, x: Array) -> Array:
     q, a, s16, s32 = quantize(x)
     u, d, m, sc, mins = stored_weights(type_name, raw)
     i = np.einsum("rgk,tgk->gtr", u.reshape(len(raw), -1, 16), q.astype(np.int64).reshape(len(x), -1, 16))
-    groups = TYPES[type_name].block_size // 16
+    groups = 16 if TYPES[type_name].block_size == 256 else 2
     for block in range(d.shape[1]):
         t, v = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         for g in range(block * groups, (block + 1) * groups):
@@ -295,7 +306,7 @@ def test_every_exponent_of_the_four_bit_floats_reads_back(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("type_name", INTEGER_TYPES)
+@pytest.mark.parametrize("type_name", GGUF_INTEGER_TYPES)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_largest_weights_and_activations_do_not_overflow(isa: str, type_name: str, sign: int) -> None:
     cols = columns(type_name)[-1]
@@ -310,7 +321,7 @@ def test_largest_weights_and_activations_do_not_overflow(isa: str, type_name: st
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("type_name", INTEGER_TYPES)
+@pytest.mark.parametrize("type_name", GGUF_INTEGER_TYPES)
 def test_zero_tiny_and_negative_scales(isa: str, type_name: str) -> None:
     cols = columns(type_name)[-1]
     raw = random_rows(type_name, 16, cols).reshape(16, -1, TYPES[type_name].block_bytes)
@@ -325,6 +336,60 @@ def test_zero_tiny_and_negative_scales(isa: str, type_name: str) -> None:
     weights, a = Weights(isa, type_name, raw, cols), Activations(isa, x)
     assert same_bits(weights.multiply(a), contract(type_name, raw, x))
     assert same_bits(weights.unpack(), dequantized(type_name, raw, cols))
+
+
+OWN_TYPES = tuple(name for name, kind in TYPES.items() if not kind.in_gguf)
+SCALES = np.array([0.0, -0.0, 1e-45, -3e-39, 1e-30, -1.0, 2.0**100, 1.0] * 2, np.float32)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", OWN_TYPES)
+def test_every_scale_and_extreme_codes_of_our_own_types(isa: str, type_name: str) -> None:
+    cols = columns(type_name)[-1]
+    for fill in (0xFF, 0x80, 0x7F, 0x00):
+        if type_name.startswith("F8") and fill & 0x7F == 0x7F:  # NaN is refused by the readers
+            fill -= 1
+        raw = np.full((16, cols // TYPES[type_name].block_size, TYPES[type_name].block_bytes), fill, np.uint8)
+        raw[..., :4] = SCALES[:, None, None].view(np.uint8)
+        raw = raw.reshape(16, -1)
+        x = inputs(5, cols) * np.float32(1e-3)
+        x[0] = 0
+        x[1] = np.where(np.arange(cols) % 2, 1, -1)
+        x[2] *= np.float32(1e-34)
+        weights, a = Weights(isa, type_name, raw, cols), Activations(isa, x)
+        assert same_bits(weights.unpack(), dequantized(type_name, raw, cols))
+        assert same_bits(weights.multiply(a), contract(type_name, raw, x))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_code_of_the_small_floats(isa: str) -> None:
+    codes = np.array([code for code in range(256) if code & 0x7F != 0x7F], np.uint8)
+    for type_name in ("F8_32", "F8_128"):
+        block = TYPES[type_name].block_size
+        raw = np.zeros((16, 1, TYPES[type_name].block_bytes), np.uint8)
+        raw[..., :4] = np.array([1.0], np.float32).view(np.uint8)
+        raw[:, 0, 4:] = np.resize(codes, 16 * block).reshape(16, block)
+        raw = raw.reshape(16, -1)
+        theirs = torch.from_numpy(np.ascontiguousarray(raw[:, 4:])).view(torch.float8_e4m3fn).float().numpy()
+        weights = Weights(isa, type_name, raw, block)
+        assert same_bits(weights.unpack(), theirs)
+        ones = np.eye(block, dtype=np.float32)
+        assert np.array_equal(weights.multiply(Activations(isa, ones)), theirs.T)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["I8", "I4", "F8"])
+def test_bits_do_not_depend_on_how_many_weights_share_a_scale(isa: str, kind: str) -> None:
+    cols = 384
+    wide, narrow = TYPES[f"{kind}_128"], TYPES[f"{kind}_32"]
+    raw, a = random_rows(wide.name, 9, cols), Activations(isa, inputs(20, cols))
+    head = 4 if kind == "F8" else 5
+    blocks = raw.reshape(9, -1, wide.block_bytes)
+    heads = blocks[..., None, :head].repeat(4, 2)
+    split = np.concatenate([heads, blocks[..., head:].reshape(*blocks.shape[:2], 4, -1)], -1).reshape(9, -1)
+    assert split.shape[1] == narrow.row_bytes(cols)
+    products = [Weights(isa, t.name, np.ascontiguousarray(r), cols).multiply(a) for t, r in ((wide, raw), (narrow, split))]
+    assert same_bits(*products)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -349,7 +414,7 @@ def test_activations_are_quantized_as_the_contract_says(isa: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 def test_a_bad_activation_spoils_only_its_own_row(isa: str, bad: float) -> None:
-    for type_name in ("Q4_1", "Q8_0", "Q4_K", "Q6_K"):
+    for type_name in ("Q4_1", "Q8_0", "Q4_K", "Q6_K", "I8_32", "I4_128"):
         cols = columns(type_name)[-1]
         raw, x = random_rows(type_name, 8, cols), inputs(7, cols)
         weights = Weights(isa, type_name, raw, cols)

@@ -7,11 +7,12 @@ from array import array
 import gguf
 import numpy as np
 import pytest
+import torch
 from gguf import quants
 
 from localinfer.errors import UnsupportedError
 from localinfer.kernels.reference.dequantize import DEQUANTIZERS, dequantize
-from localinfer.kernels.types import TYPES
+from localinfer.kernels.types import BY_ID, FIRST_INTERNAL_ID, TYPES
 
 # Types that gguf-py cannot dequantize either: they hold activations, or are too new.
 WITHOUT_DEQUANTIZER = {"Q8_1", "Q8_K", "Q1_0"}
@@ -48,7 +49,7 @@ def random_blocks(name: str, rows: int, columns: int, seed: int, finite: bool) -
 
 
 @pytest.mark.parametrize("finite", [True, False], ids=["ordinary scales", "any bits"])
-@pytest.mark.parametrize("name", DEQUANTIZERS)
+@pytest.mark.parametrize("name", [name for name in DEQUANTIZERS if TYPES[name].in_gguf])
 def test_equals_gguf_py(name: str, finite: bool) -> None:
     columns = 3 * TYPES[name].block_size
     data = random_blocks(name, 97, columns, seed=7, finite=finite)
@@ -89,7 +90,37 @@ def test_a_type_without_dequantizer_is_named(name: str) -> None:
 
 def test_types_agree_with_gguf_py() -> None:
     theirs = {t.name: (t.value, *gguf.GGML_QUANT_SIZES[t]) for t in gguf.GGMLQuantizationType}
-    assert {t.name: (t.id, t.block_size, t.block_bytes) for t in TYPES.values()} == theirs
+    assert {t.name: (t.id, t.block_size, t.block_bytes) for t in TYPES.values() if t.in_gguf} == theirs
+
+
+def test_types_of_our_own_are_none_that_a_gguf_file_may_name() -> None:
+    own = [t for t in TYPES.values() if not t.in_gguf]
+    assert len(own) == 7
+    assert all(t.id >= FIRST_INTERNAL_ID and t.id not in BY_ID for t in own)
+    assert {t.id for t in TYPES.values()} - set(BY_ID) == {t.id for t in own}
+
+
+@pytest.mark.parametrize("name", ["I8_32", "I8_128", "I4_32", "I4_64", "I4_128"])
+def test_integers_with_zero_points(name: str) -> None:
+    """Against the definition in float64, where products of a float32 and a small integer are exact."""
+    data = random_blocks(name, 5, 3 * TYPES[name].block_size, seed=9, finite=False).reshape(-1, TYPES[name].block_bytes)
+    data[:, :4] = np.random.default_rng(1).standard_normal((len(data), 1)).astype(np.float32).view(np.uint8)
+    scale = np.ascontiguousarray(data[:, :4]).view(np.float32).astype(np.float64)
+    codes = data[:, 5:].view(np.int8).astype(np.int64)
+    if name.startswith("I4"):
+        codes = np.stack([data[:, 5:] & 15, data[:, 5:] >> 4], -1).reshape(len(data), -1).astype(np.int64)
+    exact = scale * (codes - data[:, 4:5].view(np.int8))
+    assert same_bits(dequantize(TYPES[name], data.tobytes(), exact.shape), exact.astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["F8_32", "F8_128"])
+def test_floats_of_eight_bits(name: str) -> None:
+    size = TYPES[name].block_size
+    codes = np.resize([code for code in range(256) if code & 0x7F != 0x7F], 16 * size).astype(np.uint8).reshape(16, size)
+    scale = np.array([1, -0.5, 3e-39, 1e30] * 4, np.float32)[:, None]
+    exact = torch.from_numpy(codes).view(torch.float8_e4m3fn).double().numpy() * scale.astype(np.float64)
+    data = np.concatenate([scale.view(np.uint8), codes], axis=1)
+    assert same_bits(dequantize(TYPES[name], data.tobytes(), exact.shape), exact.astype(np.float32))
 
 
 def test_many_chunks_and_three_dimensions() -> None:

@@ -1,7 +1,7 @@
 """What every tensor type means: the bytes of a block, and the weights that they stand for.
 
 Each function below documents one type of the ggml format (ggml repository, ggml-common.h has the block layouts,
-ggml-quants.c the arithmetic). Its layout lists the fields of a block in file order, little-endian; the function
+ggml-quants.c the arithmetic), the last ones types of our own. Its layout lists the fields of a block in file order, little-endian; the function
 gets an array of n such blocks and returns float32 `[n, weights per block]`. Products and sums are rounded to
 float32 one by one, in the order written, so that every other implementation can be compared bit for bit.
 
@@ -471,3 +471,65 @@ def iq1_m(block: Array) -> Floats:
     shifted = _code_book("IQ1_M")[index] + shift[..., None]
     weights: Floats = scales.reshape(-1, 16, 1) * shifted.reshape(-1, 16, 16)
     return weights
+
+
+# ---- our own: what quantized checkpoints in other formats are rewritten to -----------------------------------------
+# Several sizes of block, so that weights that share a scale in the file share one here as well.
+
+
+def _integers(block: Array, q: Array) -> Floats:
+    """d * (q - z), one d and z per block."""
+    return block["d"][:, None] * _float(q.astype(np.int16) - block["z"][:, None].astype(np.int16))
+
+
+@_layout(("d", "<f4"), ("z", _SBYTE), ("q", _SBYTE, 32))
+def i8_32(block: Array) -> Floats:
+    """w = d * (q - z), q and z signed bytes."""
+    return _integers(block, block["q"])
+
+
+@_layout(("d", "<f4"), ("z", _SBYTE), ("q", _SBYTE, 128))
+def i8_128(block: Array) -> Floats:
+    """As I8_32."""
+    return _integers(block, block["q"])
+
+
+@_layout(("d", "<f4"), ("z", _SBYTE), ("q", _BYTES, 16))
+def i4_32(block: Array) -> Floats:
+    """w = d * (q - z), q of 4 bits that follow one another, the low half of a byte first; z a signed byte."""
+    return _integers(block, _sequence(block["q"], 4))
+
+
+@_layout(("d", "<f4"), ("z", _SBYTE), ("q", _BYTES, 32))
+def i4_64(block: Array) -> Floats:
+    """As I4_32."""
+    return _integers(block, _sequence(block["q"], 4))
+
+
+@_layout(("d", "<f4"), ("z", _SBYTE), ("q", _BYTES, 64))
+def i4_128(block: Array) -> Floats:
+    """As I4_32."""
+    return _integers(block, _sequence(block["q"], 4))
+
+
+def _small_floats(block: Array) -> Floats:
+    """(256 d) * (e / 256), e a float of 1 sign, 4 exponent (bias 7) and 3 mantissa bits.
+
+    e / 256 is the binary16 with the same sign, exponent and mantissa bits. So the two codes that are NaN in E4M3
+    (OCP 8-bit floating point specification 1.0) count as 480 and -480: who writes a block must not have them.
+    """
+    wide = block["q"].astype(np.uint16)
+    halves = ((wide & np.uint16(0x80)) << np.uint16(8)) | ((wide & np.uint16(0x7F)) << np.uint16(7))
+    return _scaled(np.float32(256) * block["d"][:, None], halves.view(np.float16))
+
+
+@_layout(("d", "<f4"), ("q", _BYTES, 32))
+def f8_32(block: Array) -> Floats:
+    """w = d * e, e a float of 8 bits; see `_small_floats`."""
+    return _small_floats(block)
+
+
+@_layout(("d", "<f4"), ("q", _BYTES, 128))
+def f8_128(block: Array) -> Floats:
+    """As F8_32."""
+    return _small_floats(block)

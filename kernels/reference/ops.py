@@ -14,7 +14,9 @@ from torch.nn import functional
 from localinfer.kernels.program import Activation, RopeSpec
 
 # Weight types that the CPU backend multiplies with int8 activations (kernels/cpu/native/matmul.h).
-INTEGER_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
+INTEGER_TYPES = frozenset(
+    {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "I8_32", "I8_128", "I4_32", "I4_64", "I4_128"}
+)
 ACTIVATION_GROUP = 16  # activations that share one scale
 INT16_LIMIT = 2**15 - 1
 CHUNK = 256  # positions whose attention weights share one scale
@@ -33,7 +35,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def emulated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, type_name: str) -> Tensor:
-    """The CPU backend's product with a weight of GGUF type `type_name`, its sums in float64.
+    """The CPU backend's product with a weight of type `type_name`, its sums in float64.
 
     kernels/cpu/native/matmul.h rounds activations for the integer types; all that follows there equals, but for the
     order and rounding of float32 sums, the product with the dequantized weight, which is what stands here.

@@ -10,11 +10,13 @@
 //   except that a group with max|x| < 2^-119 is zero (a = 0, q = 0), and one with an infinity or a NaN has a = NaN and
 //   q = 0;
 //   s16[g] = a[g] * float(sum of q over the 16),  s32[b] = s16[2b] + s16[2b + 1]
-// With i(g) = sum over the 16 of u * q, u the unsigned stored weight (signed for Q8_0):
+// With i(g) = sum over the 16 of u * q, u the unsigned stored weight (signed for Q8_0 and I8):
 //   Q4_0, Q5_0   t = float(i(2b)) * a[2b];  t = fma(float(i(2b+1)), a[2b+1], t)
 //                acc = fma(d, t, acc);  acc = fma(-z * d, s32[b], acc)                    z = 8, 16 (-z * d is exact)
 //   Q4_1, Q5_1   the same t;  acc = fma(d, t, acc);  acc = fma(m, s32[b], acc)
 //   Q8_0         the same t;  acc = fma(d, t, acc)
+//   I8_n, I4_n   per 32 of a block of n, whose d and z these share:
+//                the same t;  acc = fma(d, t, acc);  acc = fma(-d * z, s32[b], acc)       -d * z is rounded
 //   Q4_K, Q5_K   per block of 256, over its 8 sub-blocks j of 32 with 6-bit sc[j], m[j]:
 //                t = fma(float(i(2j) * sc[j]), a[2j], t);  t = fma(float(i(2j+1) * sc[j]), a[2j+1], t)
 //                u = fma(float(m[j]), s32[j], u)                                          t = u = 0 at block start
@@ -35,7 +37,7 @@ namespace li {
 constexpr int kGroupRows = 8;
 
 struct PackedMatrix {
-    int32_t type;        // ggml type id
+    int32_t type;        // id in kernels/types.py
     int32_t rows, cols;  // as in the file; the last group is padded with zero rows
     const uint8_t* data; // groups of 8 rows, `group_bytes` apart, 64-byte aligned
     size_t group_bytes;
@@ -61,7 +63,7 @@ struct MatmulKernels {
     bool (*integer_type)(int32_t type);
     // Bytes of one packed group of 8 rows.
     size_t (*group_bytes)(int32_t type, int32_t cols);
-    // Packs `rows` (1 to 8) rows in GGUF form, `row_bytes` apart, into one group.
+    // Packs `rows` (1 to 8) rows as they lie in a file, `row_bytes` apart, into one group.
     void (*pack_group)(int32_t type, const uint8_t* source, size_t row_bytes, int rows, int32_t cols, uint8_t* group);
     // Row `row` of a packed matrix as floats (embedding lookup), exactly as the reference dequantizes it.
     void (*unpack_row)(const PackedMatrix& w, int32_t row, float* out);

@@ -13,6 +13,9 @@ constexpr FastType kFastTypes[] = {
     {kQ4_0, 32, 18, true},    {kQ4_1, 32, 20, true},    {kQ5_0, 32, 22, true},   {kQ5_1, 32, 24, true},
     {kQ8_0, 32, 34, true},    {kQ4_K, 256, 144, true},  {kQ5_K, 256, 176, true}, {kQ6_K, 256, 210, true},
     {kF32, 1, 4, false},      {kF16, 1, 2, false},      {kBF16, 1, 2, false},
+    {kI8_32, 32, 37, true},   {kI8_128, 128, 133, true},
+    {kI4_32, 32, 21, true},   {kI4_64, 64, 37, true},   {kI4_128, 128, 69, true},
+    {kF8_32, 32, 36, false},  {kF8_128, 128, 132, false},
 };
 
 const FastType* fast_type(int32_t type) {
@@ -111,6 +114,39 @@ void pack_row(const uint8_t* s, int row, PackedQ8_0& out) {
         std::memcpy(&out.q[c][4 * row], s + 2 + 4 * c, 4);
 }
 
+// The 4 bytes of the scale and that of the zero point.
+template <class Block>
+void pack_scale_and_zero(const uint8_t* s, int row, Block& out) {
+    std::memcpy(&out.d[row], s, 4);
+    out.zero[row] = static_cast<int8_t>(s[4]);
+}
+
+template <int Subs>
+void pack_row(const uint8_t* s, int row, PackedI8<Subs>& out) {
+    pack_scale_and_zero(s, row, out);
+    s += 5;
+    for (auto& sub : out.sub)
+        for (int c = 0; c < 8; c++, s += 4)
+            std::memcpy(&sub.q[c][4 * row], s, 4);
+}
+
+// 4 nibbles that follow one another, each to a byte of its own.
+inline uint32_t spread_nibbles(const uint8_t* p) {
+    uint32_t x = p[0] | p[1] << 16;
+    return (x | x << 4) & 0x0f0f0f0f;
+}
+
+template <int Subs>
+void pack_row(const uint8_t* s, int row, PackedI4<Subs>& out) {
+    pack_scale_and_zero(s, row, out);
+    s += 5;
+    for (auto& sub : out.sub) {
+        for (int c = 0; c < 4; c++)
+            store_word(&sub.low[c][4 * row], spread_nibbles(s + 2 * c) | spread_nibbles(s + 8 + 2 * c) << 4);
+        s += 16;
+    }
+}
+
 template <class Block>
 void pack_k_scales(const uint8_t* s, int row, Block& out) {
     copy_half(&out.d[row], s);
@@ -165,6 +201,39 @@ void pack_blocks(const uint8_t* source, size_t row_bytes, int rows, int32_t bloc
             pack_row(source + row * row_bytes + static_cast<size_t>(b) * (sizeof(Block) / 8), row, out[b]);
 }
 
+// Row r's byte k to row k's byte r, in three rounds of exchanges.
+inline void transpose_bytes(uint64_t (&rows)[8]) {
+    constexpr uint64_t masks[3] = {0x00000000ffffffff, 0x0000ffff0000ffff, 0x00ff00ff00ff00ff};
+    for (int round = 0; round < 3; round++) {
+        const int distance = 4 >> round, shift = 8 * distance;
+        for (int i = 0; i < 8; i++) {
+            if (i & distance)
+                continue;
+            const uint64_t x = ((rows[i] >> shift) ^ rows[i + distance]) & masks[round];
+            rows[i + distance] ^= x;
+            rows[i] ^= x << shift;
+        }
+    }
+}
+
+template <int Subs>
+void pack_small_floats(const uint8_t* source, size_t row_bytes, int rows, int32_t blocks, uint8_t* group) {
+    auto* out = reinterpret_cast<PackedF8<Subs>*>(group);
+    for (int32_t b = 0; b < blocks; b++, source += sizeof(*out) / 8)
+        for (int row = 0; row < rows; row++)
+            std::memcpy(&out[b].d[row], source + row * row_bytes, 4);
+    source -= blocks * (sizeof(*out) / 8);
+    for (int32_t b = 0; b < blocks; b++, source += sizeof(*out) / 8)
+        for (int k = 0; k < 32 * Subs; k += 8) {
+            uint64_t bytes[8] = {};
+            for (int row = 0; row < rows; row++)
+                bytes[row] = load_long(source + row * row_bytes + 4 + k);
+            transpose_bytes(bytes);
+            for (int i = 0; i < 8; i++)
+                std::memcpy(out[b].sub[k / 32].q[0] + small_float_at(k % 32 + i, 0), &bytes[i], 8);
+        }
+}
+
 template <class Element>
 void pack_elements(const uint8_t* source, size_t row_bytes, int rows, int32_t cols, uint8_t* group) {
     Element* out = reinterpret_cast<Element*>(group);
@@ -191,7 +260,7 @@ int six_bits(const PackedQ6_K& block, int sub, int row, int k) {
     return nibble(block.sub[sub], row, k) | (high >> (2 * (k % 16 / 4)) & 3) << 4;
 }
 
-// Each of these writes one block of one row as floats, with the operations that the GGUF reference uses.
+// Each of these writes one block of one row as floats, with the operations of kernels/reference/dequantize.py.
 void unpack(const PackedQ4_0& b, int row, float* out) {
     const float d = half_to_float(b.d[row]);
     for (int k = 0; k < 32; k++)
@@ -220,6 +289,36 @@ void unpack(const PackedQ8_0& b, int row, float* out) {
     const float d = half_to_float(b.d[row]);
     for (int k = 0; k < 32; k++)
         out[k] = d * static_cast<float>(b.q[k / 4][4 * row + k % 4]);
+}
+
+template <int Subs>
+void unpack(const PackedI8<Subs>& b, int row, float* out) {
+    for (int k = 0; k < 32 * Subs; k++)
+        out[k] = b.d[row] * static_cast<float>(b.sub[k / 32].q[k % 32 / 4][4 * row + k % 4] - b.zero[row]);
+}
+
+template <int Subs>
+void unpack(const PackedI4<Subs>& b, int row, float* out) {
+    for (int k = 0; k < 32 * Subs; k++)
+        out[k] = b.d[row] * static_cast<float>(nibble(b.sub[k / 32], row, k % 32) - b.zero[row]);
+}
+
+template <int Subs>
+void unpack(const PackedF8<Subs>& b, int row, float* out) {
+    const float d = 256.0f * b.d[row];
+    for (int k = 0; k < 32 * Subs; k++)
+        out[k] = d * small_float(b.sub[k / 32].q[0][small_float_at(k % 32, row)]);
+}
+
+// Weights [begin, end), whole blocks, of 8 rows: out[k - begin][8].
+template <int Subs>
+void small_float_panel(const uint8_t* data, int32_t begin, int32_t end, float* out) {
+    for (int32_t k = begin; k < end; k++)
+        for (int row = 0; row < kGroupRows; row++) {
+            const auto& block = reinterpret_cast<const PackedF8<Subs>*>(data)[k / (32 * Subs)];
+            const uint8_t bits = block.sub[k / 32 % Subs].q[0][small_float_at(k % 32, row)];
+            *out++ = 256.0f * block.d[row] * small_float(bits);
+        }
 }
 
 template <class Block, class Weight>
@@ -310,6 +409,20 @@ void common_pack_group(int32_t type, const uint8_t* source, size_t row_bytes, in
         return pack_blocks<PackedQ5_K>(source, row_bytes, rows, cols / 256, group);
     case kQ6_K:
         return pack_blocks<PackedQ6_K>(source, row_bytes, rows, cols / 256, group);
+    case kI8_32:
+        return pack_blocks<PackedI8<1>>(source, row_bytes, rows, cols / 32, group);
+    case kI8_128:
+        return pack_blocks<PackedI8<4>>(source, row_bytes, rows, cols / 128, group);
+    case kI4_32:
+        return pack_blocks<PackedI4<1>>(source, row_bytes, rows, cols / 32, group);
+    case kI4_64:
+        return pack_blocks<PackedI4<2>>(source, row_bytes, rows, cols / 64, group);
+    case kI4_128:
+        return pack_blocks<PackedI4<4>>(source, row_bytes, rows, cols / 128, group);
+    case kF8_32:
+        return pack_small_floats<1>(source, row_bytes, rows, cols / 32, group);
+    case kF8_128:
+        return pack_small_floats<4>(source, row_bytes, rows, cols / 128, group);
     case kF32:
         return pack_elements<uint32_t>(source, row_bytes, rows, cols, group);
     case kF16:
@@ -343,6 +456,20 @@ void common_unpack_row(const PackedMatrix& w, int32_t row, float* out) {
         return unpack_blocks<PackedQ5_K>(group, lane, w.cols / 256, 256, out);
     case kQ6_K:
         return unpack_blocks<PackedQ6_K>(group, lane, w.cols / 256, 256, out);
+    case kI8_32:
+        return unpack_blocks<PackedI8<1>>(group, lane, w.cols / 32, 32, out);
+    case kI8_128:
+        return unpack_blocks<PackedI8<4>>(group, lane, w.cols / 128, 128, out);
+    case kI4_32:
+        return unpack_blocks<PackedI4<1>>(group, lane, w.cols / 32, 32, out);
+    case kI4_64:
+        return unpack_blocks<PackedI4<2>>(group, lane, w.cols / 64, 64, out);
+    case kI4_128:
+        return unpack_blocks<PackedI4<4>>(group, lane, w.cols / 128, 128, out);
+    case kF8_32:
+        return unpack_blocks<PackedF8<1>>(group, lane, w.cols / 32, 32, out);
+    case kF8_128:
+        return unpack_blocks<PackedF8<4>>(group, lane, w.cols / 128, 128, out);
     case kF32:
     case kF16:
     case kBF16:
@@ -364,6 +491,10 @@ void common_float_panel(const PackedMatrix& w, int group, int32_t begin, int32_t
             *out++ = element(w.type, data, i);
         return;
     }
+    if (w.type == kF8_32)
+        return small_float_panel<1>(data, begin, end, out);
+    if (w.type == kF8_128)
+        return small_float_panel<4>(data, begin, end, out);
     const int32_t block_size = generic_block_size(w.type), block_bytes = generic_block_bytes(w.type);
     const size_t bytes = static_cast<size_t>(w.cols / block_size) * block_bytes;
     float values[256];

@@ -1,11 +1,12 @@
-// How packed groups of 8 rows look in memory, one struct per block of each fast type. The bytes are those of the GGUF
-// blocks of 8 rows, reordered so that one 256-bit load holds 4 consecutive k of each of 8 rows.
+// How packed groups of 8 rows look in memory, one struct per block of each fast type. The bytes are those of the blocks
+// of 8 rows in a file, reordered so that one 256-bit load holds 4 consecutive k of each of 8 rows.
 //
 // In a vector of 32 bytes, byte 4 * r + i belongs to row r. With c = 0 ... 3:
 //   low[c]   low nibble: k = 4c + i, high nibble: k = 16 + 4c + i        (the low 4 bits of a weight)
 //   high     one bit per weight (5-bit types): bit c: k = 4c + i, bit 4 + c: k = 16 + 4c + i
 //   high[h]  two bits per weight (Q6_K): bits 2c, 2c + 1: k = 16h + 4c + i
-//   q[c]     c = 0 ... 7, k = 4c + i                                     (Q8_0)
+//   q[c]     c = 0 ... 7, k = 4c + i                                     (Q8_0, I8)
+// Floats of 8 bits have, in a vector, 4 consecutive k, in the order 0 2 1 3, of 8 rows each: byte 8 * i + r.
 // F32, F16, BF16 are stored as [k][8 rows]; every other type as 8 GGUF rows, one after the other.
 #pragma once
 
@@ -29,6 +30,14 @@ enum TensorTypeId : int32_t {
     kQ5_K = 13,
     kQ6_K = 14,
     kBF16 = 30,
+    // Our own, see kernels/reference/dequantize.py.
+    kI8_32 = 1000,
+    kI8_128 = 1001,
+    kI4_32 = 1002,
+    kI4_64 = 1003,
+    kI4_128 = 1004,
+    kF8_32 = 1005,
+    kF8_128 = 1006,
 };
 
 struct PackedQ4_0 {
@@ -73,6 +82,28 @@ struct PackedQ6_K {
         uint8_t low[4][32], high[2][32];
     } sub[8];
 };
+// Types of our own, with blocks of `Subs` times 32 weights.
+template <int Subs> struct PackedI8 {
+    float d[8];
+    int8_t zero[8];
+    struct {
+        int8_t q[8][32];
+    } sub[Subs];
+};
+template <int Subs> struct PackedI4 {
+    float d[8];
+    int8_t zero[8];
+    struct {
+        uint8_t low[4][32];
+    } sub[Subs];
+};
+template <int Subs> struct PackedF8 {
+    float d[8];
+    struct {
+        uint8_t q[8][32];
+    } sub[Subs];
+};
+static_assert(sizeof(PackedI8<1>) == 8 * 37 && sizeof(PackedI4<4>) == 8 * 69 && sizeof(PackedF8<4>) == 8 * 132, "");
 static_assert(sizeof(PackedQ4_0) == 8 * 18 && sizeof(PackedQ4_1) == 8 * 20 && sizeof(PackedQ5_0) == 8 * 22, "");
 static_assert(sizeof(PackedQ5_1) == 8 * 24 && sizeof(PackedQ8_0) == 8 * 34 && sizeof(PackedQ4_K) == 8 * 144, "");
 static_assert(sizeof(PackedQ5_K) == 8 * 176 && sizeof(PackedQ6_K) == 8 * 210, "");
@@ -114,6 +145,17 @@ static inline float half_to_float(uint16_t half) {
     float out;
     std::memcpy(&out, &bits, 4);
     return out;
+}
+
+// 1/256 of a float of 1 sign, 4 exponent and 3 mantissa bits: the half with the same bits.
+static inline float small_float(uint8_t bits) {
+    return half_to_float(static_cast<uint16_t>((bits & 0x80) << 8 | (bits & 0x7f) << 7));
+}
+
+// Where k (0 ... 31) of a row of a sub-block of PackedF8 lies in its 256 bytes.
+static inline int small_float_at(int k, int row) {
+    constexpr int place[4] = {0, 2, 1, 3};
+    return k / 4 * 32 + 8 * place[k % 4] + row;
 }
 
 // The 6-bit scale and min of sub-block `sub` of row `row`, from the packed scale words of a Q4_K or Q5_K block.

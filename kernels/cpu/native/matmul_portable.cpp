@@ -12,7 +12,7 @@ constexpr int kTile = 16; // tokens that share one decoded sub-block
 
 // 32 columns of 8 rows with everything that belongs to them.
 struct SubBlock {
-    int16_t weights[8][32]; // as stored: unsigned, but signed for Q8_0
+    int16_t weights[8][32]; // as stored: unsigned, but signed for Q8_0 and I8
     int scale[2][8];        // integer scale of each half (K-quants)
     int min[8];
 };
@@ -61,11 +61,25 @@ void read(const PackedQ5_1& from, int, SubBlock& out) {
     read_five_bits(from, out);
 }
 
-void read(const PackedQ8_0& from, int, SubBlock& out) {
+void read_signed(const int8_t (&from)[8][32], SubBlock& out) {
     for (int c = 0; c < 8; c++)
         for (int row = 0; row < 8; row++)
             for (int i = 0; i < 4; i++)
-                out.weights[row][4 * c + i] = from.q[c][4 * row + i];
+                out.weights[row][4 * c + i] = from[c][4 * row + i];
+}
+
+void read(const PackedQ8_0& from, int, SubBlock& out) {
+    read_signed(from.q, out);
+}
+
+template <int Subs>
+void read(const PackedI8<Subs>& from, int sub, SubBlock& out) {
+    read_signed(from.sub[sub].q, out);
+}
+
+template <int Subs>
+void read(const PackedI4<Subs>& from, int sub, SubBlock& out) {
+    read_nibbles(from.sub[sub], out);
 }
 
 void read(const PackedQ4_K& from, int sub, SubBlock& out) {
@@ -90,7 +104,25 @@ void read(const PackedQ6_K& from, int sub, SubBlock& out) {
     }
 }
 
-// The factor of s32 in types whose block is 32 weights: the stored min, or the constant zero point times -d.
+float scale_of(uint16_t half) {
+    return half_to_float(half);
+}
+
+float scale_of(float d) {
+    return d;
+}
+
+// The factor of s32 in types with one scale per block: the stored min, or the zero point times -d.
+template <int Subs>
+float block_min(const PackedI8<Subs>& b, int row) {
+    return -b.d[row] * static_cast<float>(b.zero[row]);
+}
+
+template <int Subs>
+float block_min(const PackedI4<Subs>& b, int row) {
+    return -b.d[row] * static_cast<float>(b.zero[row]);
+}
+
 float block_min(const PackedQ4_0& b, int row) {
     return -8.0f * half_to_float(b.d[row]);
 }
@@ -121,22 +153,23 @@ void store_group(const PackedMatrix& w, int group, int token, const float acc[8]
         y[token * y_stride + first + row] = bias ? acc[row] + bias[first + row] : acc[row];
 }
 
-// Types with one scale (and perhaps a min) per 32 weights.
-template <class Block, bool HasMin>
+// Types with one scale (and perhaps a min) per block of `Subs` times 32 weights.
+template <class Block, bool HasMin, int Subs = 1>
 void multiply_simple(const PackedMatrix& w, const Activations& a, int first, int tokens, int group, float acc[][8]) {
     const Block* blocks = reinterpret_cast<const Block*>(w.data + group * w.group_bytes);
     for (int32_t b = 0; b < w.cols / 32; b++) {
         SubBlock sub;
-        read(blocks[b], 0, sub);
+        const Block& block = blocks[b / Subs];
+        read(block, b % Subs, sub);
         for (int t = 0; t < tokens; t++) {
             const int8_t* q = a.q + (first + t) * a.q_stride + 32 * b;
             const float* scale = a.scale + (first + t) * a.scale_stride + 2 * b;
             for (int row = 0; row < 8; row++) {
                 float sum = static_cast<float>(dot16(sub.weights[row], q)) * scale[0];
                 sum = std::fmaf(static_cast<float>(dot16(sub.weights[row] + 16, q + 16)), scale[1], sum);
-                acc[t][row] = std::fmaf(half_to_float(blocks[b].d[row]), sum, acc[t][row]);
+                acc[t][row] = std::fmaf(scale_of(block.d[row]), sum, acc[t][row]);
                 if constexpr (HasMin)
-                    acc[t][row] = std::fmaf(block_min(blocks[b], row), a.sum32[(first + t) * a.sum32_stride + b],
+                    acc[t][row] = std::fmaf(block_min(block, row), a.sum32[(first + t) * a.sum32_stride + b],
                                             acc[t][row]);
             }
         }
@@ -237,6 +270,16 @@ MultiplyTile tile_function(int32_t type) {
         return multiply_k<PackedQ5_K>;
     case kQ6_K:
         return multiply_q6_k;
+    case kI8_32:
+        return multiply_simple<PackedI8<1>, true>;
+    case kI8_128:
+        return multiply_simple<PackedI8<4>, true, 4>;
+    case kI4_32:
+        return multiply_simple<PackedI4<1>, true>;
+    case kI4_64:
+        return multiply_simple<PackedI4<2>, true, 2>;
+    case kI4_128:
+        return multiply_simple<PackedI4<4>, true, 4>;
     default:
         return multiply_float;
     }

@@ -23,6 +23,7 @@ constexpr size_t kTileWeights = 256 << 10;          // bytes of weights that sev
 constexpr int kFloatTokens = 6;       // most tokens in a register tile of float weights
 constexpr int kBlockTokens = 72;      // tokens that share one unpacking: whole tiles of 4 and of 6
 constexpr int kPanelSubs = 8;         // sub-blocks of 32 k in a panel
+constexpr int32_t kPanelColumns = 32 * kPanelSubs; // a multiple of every block size
 constexpr size_t kOffsetRoom = 16384; // integer offsets of one block of tokens (64 KiB of stack)
 
 // One block of tokens; pointers are to its first row.
@@ -147,42 +148,82 @@ LI_INLINE void unpack_signed(const int8_t (*q)[32], __m256i* w) {
         w[c] = _mm256_xor_si256(load(q[c]), flip);
 }
 
-// ---- formats: how a block is unpacked, and its float factors
+// ---- formats: how a block of kSubs times 32 k is unpacked, and its float factors
+
+LI_INLINE __m256 load_scale(const uint16_t* d) {
+    return load_halves(d);
+}
+LI_INLINE __m256 load_scale(const float* d) {
+    return _mm256_loadu_ps(d);
+}
+
+LI_INLINE __m256 signed_scale(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(p)));
+}
+
+// -d * z
+LI_INLINE __m256 zero_offset(const int8_t* zero, __m256 d) {
+    return _mm256_mul_ps(_mm256_xor_ps(d, _mm256_set1_ps(-0.0f)), signed_scale(zero));
+}
 
 struct FormatQ4_0 {
     using Block = PackedQ4_0;
+    static constexpr int kSubs = 1;
     static constexpr Weight kWeight = Weight::u4;
     static constexpr bool kMin = true;
-    LI_INLINE void unpack(const Block& b, __m256i* w) { unpack_nibbles(b.low, w); }
+    LI_INLINE void unpack(const Block& b, int, __m256i* w) { unpack_nibbles(b.low, w); }
     LI_INLINE __m256 min(const Block&, __m256 d) { return _mm256_mul_ps(d, _mm256_set1_ps(-8.0f)); }
 };
 struct FormatQ4_1 {
     using Block = PackedQ4_1;
+    static constexpr int kSubs = 1;
     static constexpr Weight kWeight = Weight::u4;
     static constexpr bool kMin = true;
-    LI_INLINE void unpack(const Block& b, __m256i* w) { unpack_nibbles(b.low, w); }
+    LI_INLINE void unpack(const Block& b, int, __m256i* w) { unpack_nibbles(b.low, w); }
     LI_INLINE __m256 min(const Block& b, __m256) { return load_halves(b.m); }
 };
 struct FormatQ5_0 {
     using Block = PackedQ5_0;
+    static constexpr int kSubs = 1;
     static constexpr Weight kWeight = Weight::u5;
     static constexpr bool kMin = true;
-    LI_INLINE void unpack(const Block& b, __m256i* w) { unpack_five(b.low, b.high, w); }
+    LI_INLINE void unpack(const Block& b, int, __m256i* w) { unpack_five(b.low, b.high, w); }
     LI_INLINE __m256 min(const Block&, __m256 d) { return _mm256_mul_ps(d, _mm256_set1_ps(-16.0f)); }
 };
 struct FormatQ5_1 {
     using Block = PackedQ5_1;
+    static constexpr int kSubs = 1;
     static constexpr Weight kWeight = Weight::u5;
     static constexpr bool kMin = true;
-    LI_INLINE void unpack(const Block& b, __m256i* w) { unpack_five(b.low, b.high, w); }
+    LI_INLINE void unpack(const Block& b, int, __m256i* w) { unpack_five(b.low, b.high, w); }
     LI_INLINE __m256 min(const Block& b, __m256) { return load_halves(b.m); }
 };
 struct FormatQ8_0 {
     using Block = PackedQ8_0;
+    static constexpr int kSubs = 1;
     static constexpr Weight kWeight = Weight::s8;
     static constexpr bool kMin = false;
-    LI_INLINE void unpack(const Block& b, __m256i* w) { unpack_signed(b.q, w); }
+    LI_INLINE void unpack(const Block& b, int, __m256i* w) { unpack_signed(b.q, w); }
     LI_INLINE __m256 min(const Block&, __m256 d) { return d; }
+};
+
+template <int Subs>
+struct FormatI8 {
+    using Block = PackedI8<Subs>;
+    static constexpr int kSubs = Subs;
+    static constexpr Weight kWeight = Weight::s8;
+    static constexpr bool kMin = true;
+    LI_INLINE void unpack(const Block& b, int sub, __m256i* w) { unpack_signed(b.sub[sub].q, w); }
+    LI_INLINE __m256 min(const Block& b, __m256 d) { return zero_offset(b.zero, d); }
+};
+template <int Subs>
+struct FormatI4 {
+    using Block = PackedI4<Subs>;
+    static constexpr int kSubs = Subs;
+    static constexpr Weight kWeight = Weight::u4;
+    static constexpr bool kMin = true;
+    LI_INLINE void unpack(const Block& b, int sub, __m256i* w) { unpack_nibbles(b.sub[sub].low, w); }
+    LI_INLINE __m256 min(const Block& b, __m256 d) { return zero_offset(b.zero, d); }
 };
 
 // The 6-bit scales and mins of a Q4_K or Q5_K block: byte 4 * row + j of [0] is sub-block j, of [1] sub-block 4 + j.
@@ -217,10 +258,6 @@ struct FormatQ5_K {
     LI_INLINE void unpack(const Block& b, int j, __m256i* w) { unpack_five(b.sub[j].low, b.sub[j].high, w); }
 };
 
-LI_INLINE __m256 signed_scale(const int8_t* p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(p)));
-}
-
 // ---- few tokens: G groups that lie apart, weights unpacked in registers; acc[g][t] are 8 rows
 
 // Asks for `Bytes` that come some way behind a block of weights: with several tokens per block, a core asks too seldom by
@@ -237,29 +274,44 @@ LI_INLINE void direct_simple(const uint8_t* const (&data)[G], int32_t blocks, co
                              __m256 (*acc)[T]) {
     using Block = typename Format::Block;
     for (int32_t b = 0; b < blocks; b++) {
+        const Block* block[G];
+        __m256 d[G], m[G];
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
-            const Block& block = reinterpret_cast<const Block*>(data[g])[b];
+            block[g] = reinterpret_cast<const Block*>(data[g]) + b;
+            if (Format::kSubs > 1) {
+                d[g] = load_scale(block[g]->d);
+                m[g] = Format::min(*block[g], d[g]);
+            }
+        }
+#pragma GCC unroll 1
+        for (int s = 0; s < Format::kSubs; s++) {
+#pragma GCC unroll 4
+        for (int g = 0; g < G; g++) {
             if constexpr (T > 1)
-                prefetch_ahead<sizeof(Block)>(&block);
+                prefetch_ahead<sizeof(Block) / Format::kSubs>(reinterpret_cast<const char*>(block[g]) + s * (sizeof(Block) / Format::kSubs));
             __m256i w[8];
-            Format::unpack(block, w);
-            const __m256 d = load_halves(block.d), m = Format::min(block, d);
+            Format::unpack(*block[g], s, w);
+            if (Format::kSubs == 1) {
+                d[g] = load_scale(block[g]->d);
+                m[g] = Format::min(*block[g], d[g]);
+            }
 #pragma GCC unroll 8
             for (int t = 0; t < T; t++) {
-                const size_t at = static_cast<size_t>(b) * T + t;
+                const size_t at = (static_cast<size_t>(b) * Format::kSubs + s) * T + t;
                 const int8_t* q = rows.q + 32 * at;
                 const float* scale = rows.scale + 2 * at;
                 const __m256 low = dot<Format::kWeight>(w, q, tile_offset<Format::kWeight>(rows.offset, 2 * at));
                 const __m256 high =
                     dot<Format::kWeight>(w + 4, q + 16, tile_offset<Format::kWeight>(rows.offset, 2 * at + 1));
                 const __m256 sum = _mm256_fmadd_ps(high, broadcast(scale + 1), _mm256_mul_ps(low, broadcast(scale)));
-                __m256 total = _mm256_fmadd_ps(d, sum, acc[g][t]);
+                __m256 total = _mm256_fmadd_ps(d[g], sum, acc[g][t]);
                 if constexpr (Format::kMin)
-                    total = _mm256_fmadd_ps(m, broadcast(rows.sum32 + at), total);
+                    total = _mm256_fmadd_ps(m[g], broadcast(rows.sum32 + at), total);
                 acc[g][t] = total;
             }
             forget_loads<T>();
+        }
         }
     }
 }
@@ -364,7 +416,7 @@ template <class Format>
 struct Direct {
     template <int G, int T>
     LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const TileRows<T>& rows, __m256 (*acc)[T]) {
-        direct_simple<Format, G, T>(data, cols / 32, rows, acc);
+        direct_simple<Format, G, T>(data, cols / (32 * Format::kSubs), rows, acc);
     }
 };
 template <class Format>
@@ -487,18 +539,19 @@ template <class Format>
 struct PanelSimple {
     using Block = typename Format::Block;
     static constexpr Weight kWeight = Format::kWeight;
-    static constexpr int kColumns = 32; // per block
+    static constexpr int kColumns = 32 * Format::kSubs; // per block
 
     LI_INLINE void fill(const uint8_t* data, int32_t first, int subs, int side, Panel& panel) {
         const auto* blocks = reinterpret_cast<const typename Format::Block*>(data) + first;
         for (int s = 0; s < subs; s++) {
+            const auto& block = blocks[s / Format::kSubs];
             __m256i w[8];
-            Format::unpack(blocks[s], w);
+            Format::unpack(block, s % Format::kSubs, w);
             store_weights(w, panel.w[s], side);
-            const __m256 d = load_halves(blocks[s].d);
+            const __m256 d = load_scale(block.d);
             _mm256_store_ps(panel.d[s] + 8 * side, d);
             if constexpr (Format::kMin)
-                _mm256_store_ps(panel.m[s] + 8 * side, Format::min(blocks[s], d));
+                _mm256_store_ps(panel.m[s] + 8 * side, Format::min(block, d));
         }
     }
     template <int T>
@@ -667,6 +720,80 @@ struct DirectFloat {
     }
 };
 
+// 4 k of 8 rows, as halves of a 256th of their value: k, k + 1 and k + 2, k + 3.
+LI_INLINE void unpack_small_floats(const uint8_t* q, __m256i& first, __m256i& second) {
+    const __m256i bytes = load(q), zero = _mm256_setzero_si256(), mask = _mm256_set1_epi16(static_cast<short>(0xbf80));
+    first = _mm256_and_si256(_mm256_srai_epi16(_mm256_unpacklo_epi8(zero, bytes), 1), mask);
+    second = _mm256_and_si256(_mm256_srai_epi16(_mm256_unpackhi_epi8(zero, bytes), 1), mask);
+}
+
+// Four k of 8 rows as floats: `d` is 256 times the scale.
+LI_INLINE void read_small_floats(const uint8_t* q, __m256 d, __m256 (&w)[4]) {
+    __m256i halves[2];
+    unpack_small_floats(q, halves[0], halves[1]);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        w[2 * i] = _mm256_mul_ps(d, _mm256_cvtph_ps(_mm256_castsi256_si128(halves[i])));
+        w[2 * i + 1] = _mm256_mul_ps(d, _mm256_cvtph_ps(_mm256_extracti128_si256(halves[i], 1)));
+    }
+}
+
+template <int Subs>
+struct DirectSmallFloat {
+    template <int G, int T>
+    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const TileRows<T>& rows, __m256 (*acc)[T]) {
+        using Block = PackedF8<Subs>;
+        for (int32_t b = 0; b < cols / (32 * Subs); b++) {
+            const Block* block[G];
+            __m256 d[G];
+#pragma GCC unroll 4
+            for (int g = 0; g < G; g++) {
+                block[g] = reinterpret_cast<const Block*>(data[g]) + b;
+                d[g] = _mm256_mul_ps(load_scale(block[g]->d), _mm256_set1_ps(256.0f));
+            }
+            const float* x = rows.x + 32 * Subs * static_cast<size_t>(b);
+#pragma GCC unroll 1
+            for (int k = 0; k < 32 * Subs; k += 4) {
+#pragma GCC unroll 4
+                for (int g = 0; g < G; g++) {
+                    __m256 w[4];
+                    read_small_floats(block[g]->sub[0].q[0] + 8 * k, d[g], w);
+#pragma GCC unroll 8
+                    for (int t = 0; t < T; t++)
+#pragma GCC unroll 4
+                        for (int i = 0; i < 4; i++)
+                            acc[g][t] = _mm256_fmadd_ps(w[i], broadcast(x + t * rows.x_stride + k + i), acc[g][t]);
+                }
+            }
+        }
+    }
+};
+
+// Weights [begin, end), whole blocks, of a group as floats: out[k - begin][8].
+template <int Subs>
+struct PanelSmallFloat {
+    LI_INLINE void fill(const PackedMatrix& w, int group, int32_t begin, int32_t end, float* out) {
+        const auto* blocks = reinterpret_cast<const PackedF8<Subs>*>(w.data + group * w.group_bytes);
+        for (int32_t k = begin; k < end; k += 32) {
+            const auto& block = blocks[k / (32 * Subs)];
+            const __m256 d = _mm256_mul_ps(load_scale(block.d), _mm256_set1_ps(256.0f));
+#pragma GCC unroll 1
+            for (int c = 0; c < 8; c++, out += 32) {
+                __m256 w[4];
+                read_small_floats(block.sub[k / 32 % Subs].q[c], d, w);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; i++)
+                    _mm256_store_ps(out + 8 * i, w[i]);
+            }
+        }
+    }
+};
+struct PanelGeneric {
+    LI_INLINE void fill(const PackedMatrix& w, int group, int32_t begin, int32_t end, float* out) {
+        common_float_panel(w, group, begin, end, out);
+    }
+};
+
 // Tiles of 16 rows x up to kFloatTokens tokens over all k; the weights of 16 rows stay in the second-level cache meanwhile.
 template <class Source, int G, int Tokens = 1>
 void float_tile(const Output& out, const Rows& rows, int group) {
@@ -686,25 +813,51 @@ void float_tokens(const Output& out, const Rows& rows, int begin, int end) {
                 float_tile<Source, 1>(out.from(t), rows.from(t), group);
 }
 
-// The other types: 8 rows x 256 k dequantized to floats for all tokens.
-inline void generic_tokens(const Output& out, const Rows& rows, int begin, int end) {
-    constexpr int32_t kPanel = 256; // a multiple of every block size
-    alignas(32) float panel[kPanel * 8], sums[kBlockTokens][8];
-    const uint8_t* data[1] = {reinterpret_cast<const uint8_t*>(panel)};
-    for (int group = begin; group < end; group++) {
+// The other types: 16 rows x 256 k dequantized to floats for all tokens.
+template <int G, int Tokens = 1>
+void float_panel_tile(const float (*panel)[8 * kPanelColumns], int32_t count, const Rows& rows, float (*sums)[2][8]) {
+    if constexpr (Tokens < kFloatTokens)
+        if (rows.count > Tokens)
+            return float_panel_tile<G, Tokens + 1>(panel, count, rows, sums);
+    const uint8_t* data[G];
+    __m256 acc[G][Tokens];
+#pragma GCC unroll 2
+    for (int g = 0; g < G; g++) {
+        data[g] = reinterpret_cast<const uint8_t*>(panel[g]);
+#pragma GCC unroll 6
+        for (int t = 0; t < Tokens; t++)
+            acc[g][t] = _mm256_load_ps(sums[t][g]);
+    }
+    DirectFloat<SourceF32>::run<G, Tokens>(data, count, {rows.x, rows.x_stride}, acc);
+#pragma GCC unroll 2
+    for (int g = 0; g < G; g++)
+#pragma GCC unroll 6
+        for (int t = 0; t < Tokens; t++)
+            _mm256_store_ps(sums[t][g], acc[g][t]);
+}
+
+template <class Kernel>
+void panel_float_tokens(const Output& out, const Rows& rows, int begin, int end) {
+    alignas(64) float panel[2][8 * kPanelColumns], sums[kBlockTokens][2][8];
+    for (int group = begin; group < end; group += 2) {
+        const int sides = end - group < 2 ? 1 : 2;
         std::memset(sums, 0, sizeof sums[0] * rows.count);
-        for (int32_t k = 0; k < out.w->cols; k += kPanel) {
-            const int32_t count = out.w->cols - k < kPanel ? out.w->cols - k : kPanel;
-            common_float_panel(*out.w, group, k, k + count, panel);
-            for (int t = 0; t < rows.count; t++) {
-                const TileRows<1> tile = {rows.x + t * rows.x_stride + k, rows.x_stride};
-                __m256 acc[1][1] = {{_mm256_load_ps(sums[t])}};
-                DirectFloat<SourceF32>::run<1, 1>(data, count, tile, acc);
-                _mm256_store_ps(sums[t], acc[0][0]);
+        for (int32_t k = 0; k < out.w->cols; k += kPanelColumns) {
+            const int32_t count = out.w->cols - k < kPanelColumns ? out.w->cols - k : kPanelColumns;
+            for (int side = 0; side < sides; side++)
+                Kernel::fill(*out.w, group + side, k, k + count, panel[side]);
+            for (int t = 0; t < rows.count; t += kFloatTokens) {
+                Rows local = rows.from(t);
+                local.x += k;
+                if (sides == 2)
+                    float_panel_tile<2>(panel, count, local, sums + t);
+                else
+                    float_panel_tile<1>(panel, count, local, sums + t);
             }
         }
         for (int t = 0; t < rows.count; t++)
-            Output::store(out, group, t, _mm256_load_ps(sums[t]));
+            for (int side = 0; side < sides; side++)
+                Output::store(out, group + side, t, _mm256_load_ps(sums[t][side]));
     }
 }
 
@@ -733,6 +886,20 @@ inline Kernels kernels_of(int32_t type) {
         return {direct_tokens<DirectK<FormatQ5_K>>, panel_tokens<PanelK<FormatQ5_K>>};
     case kQ6_K:
         return {direct_tokens<DirectQ6_K>, panel_tokens<PanelQ6_K>};
+    case kI8_32:
+        return {direct_tokens<Direct<FormatI8<1>>>, panel_tokens<PanelSimple<FormatI8<1>>>};
+    case kI8_128:
+        return {direct_tokens<Direct<FormatI8<4>>>, panel_tokens<PanelSimple<FormatI8<4>>>};
+    case kI4_32:
+        return {direct_tokens<Direct<FormatI4<1>>>, panel_tokens<PanelSimple<FormatI4<1>>>};
+    case kI4_64:
+        return {direct_tokens<Direct<FormatI4<2>>>, panel_tokens<PanelSimple<FormatI4<2>>>};
+    case kI4_128:
+        return {direct_tokens<Direct<FormatI4<4>>>, panel_tokens<PanelSimple<FormatI4<4>>>};
+    case kF8_32:
+        return {direct_tokens<DirectSmallFloat<1>>, panel_float_tokens<PanelSmallFloat<1>>};
+    case kF8_128:
+        return {direct_tokens<DirectSmallFloat<4>>, panel_float_tokens<PanelSmallFloat<4>>};
     case kF32:
         return {direct_tokens<DirectFloat<SourceF32>>, float_tokens<SourceF32>};
     case kF16:
@@ -740,7 +907,7 @@ inline Kernels kernels_of(int32_t type) {
     case kBF16:
         return {direct_tokens<DirectFloat<SourceBF16>>, float_tokens<SourceBF16>};
     default:
-        return {generic_tokens, generic_tokens};
+        return {panel_float_tokens<PanelGeneric>, panel_float_tokens<PanelGeneric>};
     }
 }
 
@@ -761,7 +928,7 @@ inline void multiply(const PackedMatrix& w, const Activations& a, int tokens, in
                      size_t y_stride, const float* bias) {
     const Kernels kernels = kernels_of(w.type);
     const size_t groups16 = static_cast<size_t>(w.cols) / 16;
-    const bool offsets = kOffsetWeights && w.type == kQ8_0;
+    const bool offsets = kOffsetWeights && (w.type == kQ8_0 || w.type == kI8_32 || w.type == kI8_128);
     if (offsets && groups16 > kOffsetRoom)
         return matmul_portable()->multiply(w, a, tokens, group_begin, group_end, y, y_stride, bias);
     const bool direct = tokens == 1 || (tokens <= kDirectTokens && static_cast<size_t>(w.cols) <= 32 * kTileBlocks);
