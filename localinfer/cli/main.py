@@ -27,6 +27,8 @@ COMMANDS = {
     "rm": "localinfer.cli.remove",
     "gc": "localinfer.cli.gc",
     "quantize": "localinfer.cli.quantize",
+    "verify": "localinfer.cli.verify",
+    "eval": "localinfer.cli.evaluate",
     "bench": "localinfer.cli.bench",
     "doctor": "localinfer.cli.doctor",
 }
