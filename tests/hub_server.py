@@ -14,6 +14,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,11 +59,15 @@ class Repository:
 
 
 class Cut(NamedTuple):
-    """How an answer with a file ends: after so many bytes, orderly ("fin"), by a reset ("rst"), or, with "call", by
-    `HubServer.on_cut`, for example with the death of the client. "stall" sends nothing more for a while."""
+    """How an answer with a file ends: orderly ("fin"), by a reset ("rst"), or, with "call", by `HubServer.on_cut`, for
+    example with the death of the client. "stall" sends nothing more for a while.
+
+    That happens after so many bytes, of the answer, or of the whole file if `absolute`.
+    """
 
     after: int
     how: str = "fin"
+    absolute: bool = False
 
 
 class Refusal(NamedTuple):
@@ -93,6 +98,7 @@ class HubServer:
         self.always: bytes | None = None  # what it sends at all times after that
         self.requests: list[Request] = []
         self.sent = 0  # bytes of files that went out
+        self.rate = 0  # bytes per second that an answer is sent at, 0 for as fast as possible
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -260,11 +266,14 @@ class _Answer:
         if self.handler.command == "HEAD":
             return
         cut = self.hub.cuts.popleft() if self.hub.cuts else Cut(end - start, "")
-        stop = min(start + cut.after, end)
+        stop = max(start, min(cut.after if cut.absolute else start + cut.after, end))
+        begin = time.monotonic()
         for position in range(start, stop, PIECE):
             piece = content[position : min(position + PIECE, stop)]
             self.handler.wfile.write(piece)
             self.hub.sent += len(piece)
+            if self.hub.rate:
+                time.sleep(max(0.0, begin + (position - start) / self.hub.rate - time.monotonic()))
         if cut.how:
             self.cut(cut.how)
 
@@ -319,6 +328,4 @@ def _entry(repository: Repository, path: str) -> dict[str, Any]:
 
 def in_seconds(seconds: float) -> str:
     """The time as HTTP writes it, for Retry-After."""
-    import time
-
     return formatdate(time.time() + seconds, usegmt=True)

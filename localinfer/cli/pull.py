@@ -50,8 +50,8 @@ def pull_model(name: str, *, verify: bool = False, save_as: str = "", sha256: st
 def _show_plan(name: str) -> None:
     from localinfer.cli.progress import TerminalReport
     from localinfer.engine.memory import free_memory
-    from localinfer.hub.pull import describe, plan_reference
     from localinfer.hub.reference import parse_hub_url, parse_reference
+    from localinfer.hub.repository import describe, plan_reference
 
     reference = parse_reference(name) or parse_hub_url(name)
     if reference is None:

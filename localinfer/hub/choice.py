@@ -172,11 +172,18 @@ def _gguf_candidates(files: tuple[RepoFile, ...]) -> list[Candidate]:
             groups.setdefault(_PART.sub("", file.path), []).append(file)
     models = [(stem, _complete(stem, parts)) for stem, parts in groups.items()]
     quants = [quant_of(stem) for stem, _ in models]
+    beside = {file.path: file for file in files}
     return [
         # Where several files are of one type, or a name tells none, the file's own name is the label.
-        Candidate(quant if quant and quants.count(quant) == 1 else _label(stem), parts)
+        Candidate(quant if quant and quants.count(quant) == 1 else _label(stem), _with_provenance(parts, beside))
         for (stem, parts), quant in zip(models, quants, strict=True)
     ]
+
+
+def _with_provenance(parts: tuple[RepoFile, ...], beside: dict[str, RepoFile]) -> tuple[RepoFile, ...]:
+    """The parts, and what localinfer wrote about them when it quantized them (localinfer/quantize/provenance.py)."""
+    found = beside.get(f"{parts[0].path}.provenance.json")
+    return parts if found is None else (*parts, found)
 
 
 def _label(path: str) -> str:

@@ -27,6 +27,11 @@ class Silent:
         pass
 
 
+def in_words(count: int) -> str:
+    """Bytes for people: 4.9 GB."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
 def largest_file(folder: Path) -> int:
     """Bytes of the largest file below a folder: how far a download is that does not say it."""
     largest = 0
