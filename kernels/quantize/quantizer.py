@@ -7,7 +7,7 @@ and compiler. A method ("search-1") names one algorithm for ever; its results ne
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,24 +27,11 @@ if TYPE_CHECKING:
 QUANTIZABLE: tuple[str, ...] = tuple(
     "F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()
 )
+# GGUF types that `quantize_with_feedback` makes.
+WITH_FEEDBACK: tuple[str, ...] = tuple(name for name in QUANTIZABLE if name not in ("F16", "BF16"))
 # What a caller may ask for, and the algorithm that stands for it today (to be written into provenance).
 METHODS = {"search": "search-1", "search-1": "search-1"}
 FEEDBACK_METHODS = {"feedback": "feedback-1", "feedback-1": "feedback-1"}
-
-
-@dataclass(frozen=True)
-class Hessian:
-    """Second moments of what a matrix is multiplied with: sums (or means) of x xᵀ over tokens.
-
-    `grams`: symmetric float32 matrices along the diagonal, from the first column on; their sizes add up to the columns
-    of the weights. One matrix means all of it; what lies outside of the blocks counts as zero. Only ratios matter.
-    """
-
-    grams: tuple[Floats, ...]
-
-    @property
-    def columns(self) -> int:
-        return sum(len(gram) for gram in self.grams)
 
 
 @cache
@@ -54,6 +41,11 @@ def _library() -> ctypes.CDLL:
     where = ctypes.POINTER(i64)
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "li_quantize_instructions": (text, [i32]),
+        "li_quantize_factor": (i32, [pointer, i64, ctypes.c_double, i32, text, pointer, where]),
+        "li_quantize_feedback": (
+            i32,
+            [i32, pointer, i64, i64, pointer, pointer, i32, i32, text, pointer, i64, where],
+        ),
         "li_quantize_rows": (i32, [i32, pointer, i64, i64, pointer, i32, text, pointer, i64, where]),
     }
     for name, (result, arguments) in signatures.items():
@@ -76,6 +68,63 @@ def resolve_method(method: str) -> str:
     if method not in known:
         raise UnsupportedError(f"there is no quantization method {method}", f"methods: {', '.join(sorted(known))}")
     return known[method]
+
+
+class Hessian:
+    """Second moments of what a matrix is multiplied with: sums (or means) of x xᵀ over tokens.
+
+    `grams`: symmetric float32 matrices along the diagonal, from the first column on; their sizes add up to the columns
+    of the weights. One matrix means all of it; what lies outside of the blocks counts as zero. Only ratios matter.
+    Factors are kept, so that matrices with the same inputs share them if they share the object.
+    """
+
+    def __init__(self, grams: Sequence[Floats]) -> None:
+        self.grams = tuple(grams)
+        self._factors: dict[float, tuple[Floats, ...]] = {}
+
+    @property
+    def columns(self) -> int:
+        return sum(len(gram) for gram in self.grams)
+
+    def importance(self) -> Floats:
+        """The diagonal, float32 [columns]: the second moment of each column."""
+        import numpy as np
+
+        return np.concatenate([np.diagonal(gram) for gram in self.grams]).astype(np.float32)
+
+    def factors(self, damping: float, threads: int = 0, instructions: str | None = None) -> tuple[Floats, ...]:
+        """For each gram the upper triangular R with R Rᵀ = gram / mean + damping, mean being that of its diagonal."""
+        if damping not in self._factors:
+            self._factors[damping] = tuple(_factor(gram, damping, threads, instructions) for gram in self.grams)
+        return self._factors[damping]
+
+
+def _factor(gram: Floats, damping: float, threads: int, instructions: str | None) -> Floats:
+    import numpy as np
+
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not len(gram):
+        raise LocalInferError(f"second moments must be square matrices, not {gram.shape}", "the statistics are damaged")
+    if not 0 < damping < 1e6:
+        raise LocalInferError(f"a damping of {damping} is not possible", "choose a small number above 0, like 0.01")
+    gram = np.ascontiguousarray(gram, np.float32)
+    factor = np.empty(gram.shape, np.float32)
+    where = ctypes.c_int64()
+    status = _library().li_quantize_factor(
+        gram.ctypes.data,
+        len(gram),
+        damping,
+        threads,
+        instructions.encode() if instructions else None,
+        factor.ctypes.data,
+        ctypes.byref(where),
+    )
+    if status == 4:
+        raise LocalInferError(
+            f"row {where.value} of the second moments holds NaN, infinity or a negative square",
+            "collect the statistics again",
+        )
+    _check(status, "error feedback", where.value)
+    return factor
 
 
 def _matrix(weights: Floats) -> Floats:
@@ -113,6 +162,21 @@ def _check(status: int, type_name: str, where: int) -> None:
     raise RuntimeError(f"the native quantizer for {type_name} answered {status}")
 
 
+def _prepare(type_name: str, weights: Floats, possible: tuple[str, ...]) -> tuple[Floats, bytearray]:
+    """The weights as the native code wants them, and room for their blocks."""
+    if type_name not in possible:
+        raise UnsupportedError(f"weights cannot be quantized to {type_name}", f"types: {', '.join(possible)}")
+    weights = _matrix(weights)
+    rows, columns = weights.shape
+    tensor_type = TYPES[type_name]
+    if not columns or columns % tensor_type.block_size:
+        raise LocalInferError(
+            f"rows of {columns} weights are no multiple of the {type_name} block of {tensor_type.block_size}",
+            "choose a type of smaller blocks, like Q8_0, or F16",
+        )
+    return weights, bytearray(rows * tensor_type.row_bytes(columns))
+
+
 def quantize_rows(
     type_name: str,
     weights: Floats,
@@ -135,22 +199,13 @@ def _quantize_rows(
     type_name: str, weights: Floats, importance: Floats | None, threads: int, instructions: str | None = None
 ) -> bytearray:
     """`instructions` names one of `instruction_sets()`, for tests."""
-    if type_name not in QUANTIZABLE:
-        raise UnsupportedError(f"weights cannot be quantized to {type_name}", f"types: {', '.join(QUANTIZABLE)}")
-    weights = _matrix(weights)
+    weights, blocks = _prepare(type_name, weights, QUANTIZABLE)
     rows, columns = weights.shape
-    tensor_type = TYPES[type_name]
-    if columns % tensor_type.block_size:
-        raise LocalInferError(
-            f"rows of {columns} weights are no multiple of the {type_name} block of {tensor_type.block_size}",
-            "choose a type of smaller blocks, like Q8_0, or F16",
-        )
     if importance is not None:
         importance = _vector(importance, columns, "importances")
-    blocks = bytearray(rows * tensor_type.row_bytes(columns))
     where = ctypes.c_int64()
     status = _library().li_quantize_rows(
-        tensor_type.id,
+        TYPES[type_name].id,
         weights.ctypes.data,
         rows,
         columns,
@@ -179,7 +234,55 @@ def quantize_with_feedback(
     What is minimized is the error of the products, Σ (row error)ᵀ H (row error), with `damping` times the mean of the
     diagonal added to it. Raises LocalInferError, too, if the hessian does not fit the weights or holds NaN.
     """
-    raise NotImplementedError
+    resolve_method(method)
+    return _quantize_with_feedback(type_name, weights, hessian, damping, threads)
+
+
+def _quantize_with_feedback(
+    type_name: str,
+    weights: Floats,
+    hessian: Hessian,
+    damping: float,
+    threads: int,
+    instructions: str | None = None,
+) -> bytearray:
+    """`instructions` names one of `instruction_sets()`, for tests."""
+    weights, blocks = _prepare(type_name, weights, WITH_FEEDBACK)
+    rows, columns = weights.shape
+    _check_grams(hessian, columns, TYPES[type_name].block_size)
+    factors = hessian.factors(damping, threads, instructions)
+    addresses = (ctypes.c_void_p * len(factors))(*(factor.ctypes.data for factor in factors))
+    sizes = (ctypes.c_int64 * len(factors))(*(len(factor) for factor in factors))
+    where = ctypes.c_int64()
+    status = _library().li_quantize_feedback(
+        TYPES[type_name].id,
+        weights.ctypes.data,
+        rows,
+        columns,
+        addresses,
+        sizes,
+        len(factors),
+        threads,
+        instructions.encode() if instructions else None,
+        address_of(blocks) if blocks else None,
+        len(blocks),
+        ctypes.byref(where),
+    )
+    _check(status, type_name, where.value)
+    return blocks
+
+
+def _check_grams(hessian: Hessian, columns: int, block: int) -> None:
+    if hessian.columns != columns:
+        raise LocalInferError(
+            f"there are second moments of {hessian.columns} columns for {columns}", "they may be of another model"
+        )
+    for gram in hessian.grams:
+        if len(gram) % block:
+            raise LocalInferError(
+                f"second moments of {len(gram)} columns are no multiple of the block of {block}",
+                "collect them in blocks of 256 columns or multiples of that",
+            )
 
 
 def quantize_int8(

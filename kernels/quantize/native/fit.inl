@@ -11,8 +11,8 @@ struct ScaleSums {
     V xq, qq;
 };
 
-template <class Levels, int n>
-LI_INLINE ScaleSums scale_sums(const V* x, const V* weight, V inverse_scale) {
+template <class Levels>
+LI_INLINE ScaleSums scale_sums(const V* x, const V* weight, int n, V inverse_scale) {
     ScaleSums sums{};
     for (int i = 0; i < n; i++) {
         const V q = Levels::nearest(x[i] * inverse_scale);
@@ -24,8 +24,8 @@ LI_INLINE ScaleSums scale_sums(const V* x, const V* weight, V inverse_scale) {
 }
 
 // The weighted squared error of a run with a given scale.
-template <class Levels, int n>
-LI_INLINE V scale_error(const V* x, const V* weight, V scale) {
+template <class Levels>
+LI_INLINE V scale_error(const V* x, const V* weight, int n, V scale) {
     const V inverse_scale = inverse(scale);
     V error{};
     for (int i = 0; i < n; i++) {
@@ -35,8 +35,8 @@ LI_INLINE V scale_error(const V* x, const V* weight, V scale) {
     return error;
 }
 
-template <class Levels, int n>
-LI_INLINE V offset_error(const V* x, const V* weight, V scale, V offset) {
+template <class Levels>
+LI_INLINE V offset_error(const V* x, const V* weight, int n, V scale, V offset) {
     const V inverse_scale = inverse(scale);
     V error{};
     for (int i = 0; i < n; i++) {
@@ -47,8 +47,7 @@ LI_INLINE V offset_error(const V* x, const V* weight, V scale, V offset) {
 }
 
 // The weight of largest magnitude, with its sign.
-template <int n>
-LI_INLINE V extreme(const V* x) {
+LI_INLINE V extreme(const V* x, int n) {
     V found = x[0];
     for (int i = 1; i < n; i++) found = select(magnitude(x[i]) > magnitude(found), x[i], found);
     return found;
@@ -56,12 +55,12 @@ LI_INLINE V extreme(const V* x) {
 
 // The scale of a run. Each anchor is a level that the extreme weight is put on to choose all levels; for these the best
 // scale is in closed form. The best of them is improved by choosing levels and scale in turn.
-template <class Levels, int n, int count>
-LI_INLINE V fit_scale(const V* x, const V* weight, const float (&anchors)[count], int rounds) {
-    const V inverse_extreme = inverse(extreme<n>(x));
+template <class Levels, int count>
+LI_INLINE V fit_scale(const V* x, const V* weight, int n, const float (&anchors)[count], int rounds) {
+    const V inverse_extreme = inverse(extreme(x, n));
     V best_gain{}, best{};
     const auto consider = [&](V inverse_scale) {
-        const ScaleSums sums = scale_sums<Levels, n>(x, weight, inverse_scale);
+        const ScaleSums sums = scale_sums<Levels>(x, weight, n, inverse_scale);
         const V scale = sums.xq * inverse(sums.qq);
         const V gain = scale * sums.xq;
         const I better = gain > best_gain;
@@ -73,20 +72,21 @@ LI_INLINE V fit_scale(const V* x, const V* weight, const float (&anchors)[count]
     return best;
 }
 
-// Sums over a run for levels q from 0 to `high`, for weights that are centred.
+// Sums over a run for levels q from 0 to `high`, x counted from `centre` on.
 struct OffsetSums {
     V q, qq, xq;
 };
 
-template <int high, int n>
-LI_INLINE OffsetSums offset_sums(const V* x, const V* weight, V inverse_scale, V offset) {
+template <int high>
+LI_INLINE OffsetSums offset_sums(const V* x, const V* weight, int n, V centre, V inverse_scale, V offset) {
     OffsetSums sums{};
     for (int i = 0; i < n; i++) {
-        const V q = Integers<0, high>::nearest((x[i] - offset) * inverse_scale);
+        const V centred = x[i] - centre;
+        const V q = Integers<0, high>::nearest((centred - offset) * inverse_scale);
         const V wq = weight[i] * q;
         sums.q += wq;
         sums.qq += wq * q;
-        sums.xq += wq * x[i];
+        sums.xq += wq * centred;
     }
     return sums;
 }
@@ -98,8 +98,8 @@ struct Line {
 // Scale and offset of a run whose levels are 0 to `high`. Starts put the lowest and the highest level a part of the
 // range inside of the smallest and largest weight (or outside); then as in fit_scale. With `below_zero` the offset is
 // kept from being positive.
-template <int high, int n, bool below_zero, int count>
-LI_INLINE Line fit_line(const V* x, const V* weight, const float (&starts)[count][2], int rounds) {
+template <int high, bool below_zero, int count>
+LI_INLINE Line fit_line(const V* x, const V* weight, int n, const float (&starts)[count][2], int rounds) {
     V low = x[0], top = x[0], sum_w{}, sum_x{};
     for (int i = 0; i < n; i++) {
         low = min(low, x[i]);
@@ -108,26 +108,21 @@ LI_INLINE Line fit_line(const V* x, const V* weight, const float (&starts)[count
         sum_x += weight[i] * x[i];
     }
     V centre{};
-    V centred[n];
     if (below_zero) {
         low = min(low, V{});
         top = max(top, V{});
     } else { // so that sums of large, nearly equal weights do not cancel
         centre = 0.5f * low + 0.5f * top;
         sum_x = V{};
-        for (int i = 0; i < n; i++) {
-            centred[i] = x[i] - centre;
-            sum_x += weight[i] * centred[i];
-        }
+        for (int i = 0; i < n; i++) sum_x += weight[i] * (x[i] - centre);
         low -= centre;
         top -= centre;
-        x = centred;
     }
     const V range = top - low;
     Line best{range * (1.0f / high), low};
     V best_gain = all(-3.0e38f);
     const auto consider = [&](V scale, V offset) {
-        const OffsetSums sums = offset_sums<high, n>(x, weight, inverse(scale), offset);
+        const OffsetSums sums = offset_sums<high>(x, weight, n, centre, inverse(scale), offset);
         const V determinant = sum_w * sums.qq - sums.q * sums.q;
         const V inverse_determinant = inverse(determinant);
         V new_scale = (sum_w * sums.xq - sum_x * sums.q) * inverse_determinant;

@@ -15,14 +15,14 @@ LI_INLINE void store_scale(const Source& source, V d, Block& block) {
 
 template <class Levels, int count>
 LI_INLINE void fit_half_scale(const Source& source, const float (&anchors)[count], Block& block) {
-    const V scale = fit_scale<Levels, 32>(source.x, source.weight, anchors, 2);
+    const V scale = fit_scale<Levels>(source.x, source.weight, 32, anchors, 2);
     block.too_large = magnitude(scale * source.down) > kLargestHalf;
     store_scale(source, round_half(scale, source), block);
 }
 
 template <int high, int count>
 LI_INLINE void fit_half_line(const Source& source, const float (&starts)[count][2], Block& block) {
-    const Line line = fit_line<high, 32, false>(source.x, source.weight, starts, 2);
+    const Line line = fit_line<high, false>(source.x, source.weight, 32, starts, 2);
     block.too_large = (line.scale * source.down > kLargestHalf) | (magnitude(line.offset * source.down) > kLargestHalf);
     store_scale(source, round_half(line.scale, source), block);
     block.offset[0] = round_half(line.offset, source) * source.down;
@@ -120,11 +120,11 @@ struct Q8_0 {
 
     static void fit(const Source& source, Block& block) {
         static constexpr float kAnchors[] = {127.0f, 127.4f, 126.5f, 126.0f, 125.5f, 125.0f, 124.0f, 123.0f, 122.0f, 121.0f};
-        const V largest = magnitude(extreme<32>(source.x));
+        const V largest = magnitude(extreme(source.x, 32));
         V best{}, best_error = all(3.0e38f);
         for (float anchor : kAnchors) {
             const V d = round_half(largest * (1.0f / anchor), source);
-            const V error = scale_error<Levels, 32>(source.x, source.weight, d);
+            const V error = scale_error<Levels>(source.x, source.weight, 32, d);
             const I better = error < best_error;
             best_error = select(better, error, best_error);
             best = select(better, d, best);
@@ -149,7 +149,7 @@ struct MXFP4 {
         V best = all(0.125f), best_error = all(3.0e38f);
         static constexpr float kScales[] = {0.25f, 0.125f, 0.0625f, 0.03125f};
         for (float scale : kScales) {
-            const V error = scale_error<Levels, 32>(source.x, source.weight, all(scale));
+            const V error = scale_error<Levels>(source.x, source.weight, 32, all(scale));
             const I better = error < best_error;
             best_error = select(better, error, best_error);
             best = select(better, all(scale), best);

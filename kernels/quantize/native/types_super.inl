@@ -25,14 +25,14 @@ struct ScaledParts {
             V best{}, best_error = all(3.0e38f);
             for (int step = -reach; step <= reach; step++) {
                 const V code = clamp(middle + float(step), lowest_code, highest_code);
-                const V error = scale_error<Levels, part_columns>(x, weight, d * code);
+                const V error = scale_error<Levels>(x, weight, part_columns, d * code);
                 const I better = error < best_error;
                 best_error = select(better, error, best_error);
                 best = select(better, code, best);
             }
             total += best_error;
             codes[part] = to_int(best);
-            const ScaleSums sums = scale_sums<Levels, part_columns>(x, weight, inverse(d * best));
+            const ScaleSums sums = scale_sums<Levels>(x, weight, part_columns, inverse(d * best));
             xa += best * sums.xq;
             aa += best * (best * sums.qq);
         }
@@ -90,8 +90,7 @@ struct LinedParts {
                 const V code = clamp(middle + float(i), 0, highest_code);
                 for (int j = -offset_reach; j <= offset_reach; j++) {
                     const V offset_code = clamp(offset_middle + float(j), 0, highest_code);
-                    const V error = offset_error<Levels, part_columns>(x, weight, steps.d * code,
-                                                                       -(steps.d_offset * offset_code));
+                    const V error = offset_error<Levels>(x, weight, part_columns, steps.d * code, -(steps.d_offset * offset_code));
                     const I better = error < best_error;
                     best_error = select(better, error, best_error);
                     best = select(better, code, best);
@@ -102,7 +101,7 @@ struct LinedParts {
             scale_codes[part] = to_int(best);
             offset_codes[part] = to_int(best_offset);
             const V scale = steps.d * best, offset = -(steps.d_offset * best_offset);
-            const OffsetSums sums = offset_sums<high, part_columns>(x, weight, inverse(scale), offset);
+            const OffsetSums sums = offset_sums<high>(x, weight, part_columns, V{}, inverse(scale), offset);
             V sum_w{}, sum_x{};
             for (int i = 0; i < part_columns; i++) {
                 sum_w += weight[i];
@@ -166,8 +165,8 @@ LI_INLINE void fit_lined(const Source& source, Block& block, int scale_reach, in
     constexpr int parts = 256 / part_columns;
     Line ideal[parts];
     for (int part = 0; part < parts; part++)
-        ideal[part] = fit_line<high, part_columns, true>(source.x + part * part_columns,
-                                                         source.weight + part * part_columns, kStarts4Bits, 2);
+        ideal[part] = fit_line<high, true>(source.x + part * part_columns, source.weight + part * part_columns,
+                                           part_columns, kStarts4Bits, 2);
     LinedParts<high, part_columns, highest_code>::fit(source, ideal, 2, scale_reach, offset_reach, block);
 }
 
@@ -236,7 +235,7 @@ struct Q3_K {
         static constexpr float kAnchors[] = {-4.0f, -4.4f, -3.6f, -3.2f, -2.8f, -4.8f, 3.4f, 3.0f, 2.7f, 3.8f, 2.4f, -2.4f};
         V ideal[16];
         for (int part = 0; part < 16; part++)
-            ideal[part] = fit_scale<Levels, 16>(source.x + 16 * part, source.weight + 16 * part, kAnchors, 2);
+            ideal[part] = fit_scale<Levels>(source.x + 16 * part, source.weight + 16 * part, 16, kAnchors, 2);
         ScaledParts<Levels, 16, -32, 31>::fit(source, ideal, 3, 2, block);
     }
 
@@ -264,7 +263,7 @@ struct Q6_K {
         static constexpr float kAnchors[] = {-32.0f, -31.5f, -31.0f, -30.5f, -30.0f, -29.0f, 31.0f, 30.5f, 30.0f, 29.0f};
         V ideal[16];
         for (int part = 0; part < 16; part++)
-            ideal[part] = fit_scale<Levels, 16>(source.x + 16 * part, source.weight + 16 * part, kAnchors, 1);
+            ideal[part] = fit_scale<Levels>(source.x + 16 * part, source.weight + 16 * part, 16, kAnchors, 1);
         ScaledParts<Levels, 16, -128, 127>::fit(source, ideal, 2, 3, block);
     }
 
@@ -286,7 +285,7 @@ struct IQ4_XS {
         static constexpr float kAnchors[] = {-127.0f, -120.0f, -115.0f, -108.0f, -100.0f, 113.0f, 108.0f, 100.0f, 92.0f, 86.0f};
         V ideal[8];
         for (int part = 0; part < 8; part++)
-            ideal[part] = fit_scale<Levels, 32>(source.x + 32 * part, source.weight + 32 * part, kAnchors, 2);
+            ideal[part] = fit_scale<Levels>(source.x + 32 * part, source.weight + 32 * part, 32, kAnchors, 2);
         ScaledParts<Levels, 32, -32, 31>::fit(source, ideal, 2, 2, block);
     }
 
