@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ctypes import CDLL, c_char_p, c_int, c_int32, c_int64, c_void_p
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from localinfer.kernels.cpu.native import library
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def statistics_library() -> CDLL:
     """The native library, with the types of the functions that collect declared."""
     native = library()
-    sums = [c_void_p, c_int32, c_void_p, c_int64, c_int32]
+    sums: list[Any] = [c_void_p, c_int32, c_void_p, c_int64, c_int32]
     native.li_cpu_collect.restype = native.li_cpu_add_statistics.restype = c_int
     native.li_cpu_collect.argtypes = [c_void_p, c_int, *sums]
     native.li_cpu_add_statistics.argtypes = [c_char_p, c_void_p, c_int32, *sums]
@@ -28,8 +28,8 @@ class InputSums:
     """What is summed up over the rows x of an input of `cols` columns, in their order.
 
     squares  float64 `[cols]`: sum of x²
-    grams    float32 matrices `[n, n]`: sums of x xᵀ for runs of `block` columns each, of which the last may be shorter; none
-             if `block` is 0. `symmetric_grams` completes them.
+    grams    float32 matrices `[n, n]`: sums of x xᵀ for runs of `block` columns each, of which the last may be shorter;
+             none if `block` is 0. `symmetric_grams` completes them.
     """
 
     def __init__(self, cols: int, block: int = 0) -> None:

@@ -1,7 +1,7 @@
 """How well a model predicts a text, and how far its predictions are from those of the model that it was made of.
 
-The source is asked first, then the model; kept are hidden states, from which the logits come again (halves.py). So the two
-are never in memory together, and a source that many models are compared with runs once (`Reference`).
+The source is asked first, then the model; kept are hidden states, from which the logits come again (halves.py). So the
+two are never in memory together, and a source that many models are compared with runs once (`Reference`).
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def compare(
     """Compares a model with its source over a text: windows of it, or its token ids, which are cut into windows.
 
     Both are paths (of whatever `open_model` opens) or open files, which stay open. `kv_types` are those of the model's
-    keys and values; the source has f16. LocalInferError if their vocabularies differ, if a logit is not a number, or if a
-    file cannot be opened or run; MemoryPlanError if one does not fit what is free.
+    keys and values; the source has f16. LocalInferError if their vocabularies differ, if a logit is not a number, or if
+    a file cannot be opened or run; MemoryPlanError if one does not fit what is free.
     """
     with Reference(source, tokens, backend=backend, threads=threads, report=report) as reference:
         return reference.compare(model, kv_types=kv_types)
@@ -161,8 +161,8 @@ class Reference:
             difference = f"one has logits of {sizes[0]} tokens, the other of {sizes[1]}"
         if difference:
             raise LocalInferError(
-                f"{file.paths[0]} cannot be compared with {self._file.paths[0]}, because its vocabulary is another one: "
-                f"{difference}",
+                f"{file.paths[0]} cannot be compared with {self._file.paths[0]}, because its vocabulary is another "
+                f"one: {difference}",
                 "a model can only be compared with one that has the same tokens",
             )
 

@@ -1,9 +1,9 @@
 """Figures with standard errors, from numbers that belong to windows of a text.
 
-Predictions within one window depend on each other: a hard passage is hard for many tokens. Windows do not, or hardly. So
-windows are what is counted: the error of a mean is that of the mean of window means, s / sqrt(windows), and the error of
-a quantile is the standard deviation of that quantile over texts drawn anew from the windows, with replacement (Efron's
-bootstrap), from a fixed seed. One window alone tells no error.
+Predictions within one window depend on each other: a hard passage is hard for many tokens. Windows do not, or hardly.
+So windows are what is counted: the error of a mean is that of the mean of window means, s / sqrt(windows), and the
+error of a quantile is the standard deviation of that quantile over texts drawn anew from the windows, with replacement
+(Efron's bootstrap), from a fixed seed. One window alone tells no error.
 """
 
 from __future__ import annotations

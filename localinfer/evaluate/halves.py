@@ -1,8 +1,9 @@
 """A program in two halves: up to the hidden states, and the head that turns them into logits.
 
-Logits are large (a token's, with a vocabulary of 262,144, take a megabyte), hidden states are small (two or three kilobytes
-in the same model) and give the logits back bit by bit. So a model's states are computed once and kept in a file, and
-what needs logits gets them from there, some rows at a time. Two models are compared without ever being in memory together.
+Logits are large (a token's, with a vocabulary of 262,144, take a megabyte), hidden states are small (two or three
+kilobytes in the same model) and give the logits back bit by bit. So a model's states are computed once and kept in a
+file, and what needs logits gets them from there, some rows at a time: two models are compared without ever being in
+memory together.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def head(program: Program, rows: int) -> Program:
 
 
 class States:
-    """Hidden states of a model at the scored positions of windows, float32 `[count, width]`, in a file without a name."""
+    """Hidden states of a model at the scored positions of windows: float32 `[count, width]`, in a nameless file."""
 
     def __init__(self, program: Program, file: IO[bytes], count: int) -> None:
         self.program = program
@@ -97,7 +98,7 @@ def compute_states(
     """
     program = record(file.metadata, file, windows.size)
     refuse_unused(program, file.tensors)
-    stream = tempfile.TemporaryFile()
+    stream = tempfile.TemporaryFile()  # noqa: SIM115 (the states own it)
     try:
         states = States(program, stream, windows.scored * len(windows.tokens))
         with running(trunk(program), file, backend, windows, kv_types, threads, loading) as executable:

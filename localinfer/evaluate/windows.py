@@ -42,8 +42,8 @@ class Windows(NamedTuple):
 def windows_of(tokenizer: Tokenizer, text: str, size: int = WINDOW, most: int | None = None) -> Windows:
     """The text cut into windows of `size` tokens, at most `most` of them; what is left at its end is dropped.
 
-    The second half of each window is scored, as llama.cpp's perplexity does. LocalInferError if the text is shorter than
-    one window.
+    The second half of each window is scored, as llama.cpp's perplexity does. LocalInferError if the text is shorter
+    than one window.
     """
     ids = tokenizer.encode(text, add_special=False, parse_special=False)
     return cut(ids, begin_of(tokenizer), size, most)

@@ -3,9 +3,10 @@
 The CPU backend adds them up while it reads the text (kernels/cpu/statistics.py), every sum in the order of the text:
 they depend on model and text alone, not on threads or instruction set. Matrices that share an input share its sums.
 
-A statistics file has the layout of safetensors: for input number N the tensors `N.squares` float64 `[cols]` and, if second
-moments were collected, `N.gram.0`, `N.gram.1`, … float32 `[n, n]`; and under "localinfer.statistics" in `__metadata__` one
-JSON text: {"schema", "text_sha256", "tokens", "window", "model", "inputs": [{"tensors", "cols", "rows"}, …]}.
+A statistics file has the layout of safetensors: for input number N the tensors `N.squares` float64 `[cols]` and, if
+second moments were collected, `N.gram.0`, `N.gram.1`, … float32 `[n, n]`; and "localinfer.statistics" in
+`__metadata__` is one JSON text: {"schema", "text_sha256", "tokens", "window", "model", "inputs": [{"tensors", "cols",
+"rows", "grams"}]}.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class InputStatistics:
 class Statistics:
     """The statistics of a text on a model, by the names of its tensors.
 
-    origin   where they come from: "text_sha256" and "tokens" of the text, "window" (tokens read independently), "model";
-             of an imatrix file what it says
+    origin   where they come from: "text_sha256" and "tokens" of the text, "window" (tokens read independently),
+             "model"; of an imatrix file what it says
     """
 
     def __init__(self, inputs: Sequence[InputStatistics], origin: Mapping[str, Any]) -> None:
@@ -123,7 +124,7 @@ class Statistics:
         raw += b" " * (-len(raw) % 8)
         yield struct.pack("<Q", len(raw)) + raw
         for _, values in self._arrays():
-            yield memoryview(values).cast("B")
+            yield values.data.cast("B")
 
     def _arrays(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """In the order of the file: what takes 8 bytes first, so that everything is aligned."""
@@ -190,9 +191,10 @@ def collect(
 ) -> Statistics:
     """Reads a text with a model, in windows of `window` tokens (at most `most` of them), and adds up its statistics.
 
-    With `grams`, second moments too: of all columns together, or in blocks where that would take more than `gram_bytes` for
-    all matrices. `report` hears what is done, how far it is and how far it goes. LocalInferError if the model cannot be
-    run or computes what is not a number, or if the text is shorter than a window; MemoryPlanError if it does not fit.
+    With `grams`, second moments too: of all columns together, or in blocks where that would take more than
+    `gram_bytes` for all matrices. `report` hears what is done, how far it is and how far it goes. LocalInferError if
+    the model cannot be run or computes what is not a number, or if the text is shorter than a window; MemoryPlanError
+    if it does not fit.
     """
     with ExitStack() as stack:
         file = stack.enter_context(open_model(model)) if isinstance(model, Path | str) else model
@@ -241,7 +243,7 @@ def _sums_of(program: Program, gram_bytes: int) -> dict[Value, InputSums]:
 
 
 def block_of(widths: Sequence[int], gram_bytes: int) -> int:
-    """How many columns second moments are kept for together: all, or the most of BLOCKS that stay within `gram_bytes`."""
+    """How many columns second moments are kept for together: all, or the most of BLOCKS that take `gram_bytes`."""
 
     def size(block: int) -> int:
         return sum(4 * (width // block * block**2 + (width % block) ** 2) for width in widths)

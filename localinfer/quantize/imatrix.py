@@ -1,8 +1,9 @@
 """The importance matrices of llama.cpp, in both of its forms.
 
-The old form (`.dat`), little-endian, is a number of entries (int32); per entry the length of its name (int32) and the name, a
-number of calls, a number of values (int32 both), and the values, float32: means of x² by column times the number of calls;
-then the number of chunks (int32), and the length (int32) and the text of the data set's name, which may be missing.
+The old form (`.dat`), little-endian, is a number of entries (int32); per entry the length of its name (int32) and the
+name, a number of calls, a number of values (int32 both), and the values, float32: means of x² by column times the
+number of calls; then the number of chunks (int32), and the length (int32) and the text of the data set's name, which
+may be missing.
 
 The new form is a GGUF file: general.type is "imatrix"; imatrix.datasets, imatrix.chunk_count and imatrix.chunk_size
 describe the text; for each tensor NAME there are `NAME.in_sum2` float32 `[1, cols]`, sums of x² by column, and
@@ -48,7 +49,7 @@ def read_imatrix(path: Path | str) -> Statistics:
 
 
 def write_imatrix(statistics: Statistics, path: Path | str, form: Form = "gguf") -> None:
-    """Writes statistics for llama.cpp's quantizer, which takes both forms. LocalInferError if the file cannot be written."""
+    """Writes statistics for llama.cpp's quantizer, which takes both forms. LocalInferError if that fails."""
     path = Path(path)
     entries = {name: found for found in statistics.inputs for name in found.tensors}
     dataset = str(statistics.origin.get("dataset") or f"text sha256 {statistics.origin.get('text_sha256', 'unknown')}")
