@@ -29,6 +29,10 @@ def command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="What to write.", show_default="SOURCE-TYPE.gguf here")
     ] = None,
+    tensor: Annotated[
+        list[str] | None,
+        typer.Option("--tensor", metavar="NAME=TYPE", help="Another type for some tensors: '*.attn_v.weight=q6_k'."),
+    ] = None,
     calibrate: Annotated[
         str,
         typer.Option(
@@ -61,6 +65,7 @@ def command(
         to,
         fit,
         output,
+        dict(_tensor_types(text) for text in tensor or ()),
         calibrate=calibrate,
         feedback=feedback,
         threads=threads,
@@ -74,6 +79,14 @@ def command(
         emit_json(describe(result))
     else:
         _print(result)
+
+
+def _tensor_types(text: str) -> tuple[str, list[str]]:
+    """ "PATTERN=TYPE,TYPE" as it is handed on."""
+    pattern, equals, types = text.rpartition("=")
+    if not equals or not pattern or not types:
+        raise typer.BadParameter(f"--tensor takes NAME=TYPE, not {text!r}")
+    return pattern, types.upper().split(",")
 
 
 def describe(result: "Result") -> dict[str, Any]:
@@ -106,7 +119,7 @@ def quality_line(quality: Mapping[str, Any]) -> str:
         return f"quality: not measured ({quality['skipped']})"
     return (
         f"quality: KL {quality['kl_mean']['value']:.4g} to the source (1 in 100 predictions above "
-        f"{quality['kl_p99']['value']:.4g}), the likeliest token is the same in {100 * quality['top1']['value']:.1f} %, "
+        f"{quality['kl_p99']['value']:.4g}), the likeliest token is the same in {quality['top1']['value']:.1%}, "
         f"perplexity {quality['perplexity']['value']:.4g} instead of {quality['source_perplexity']['value']:.4g}, over "
         f"{quality['positions']} predictions"
     )

@@ -6,19 +6,21 @@ tensor got its type, and so that the file can be made again without measuring ag
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from localinfer.errors import LocalInferError
 from localinfer.evaluate.windows import Windows
 from localinfer.formats.model_file import ModelFile
+from localinfer.kernels.base import Tensor
 from localinfer.kernels.types import TYPES
 from localinfer.quantize.allocate import Option, allocate
 from localinfer.quantize.recipes import RECIPES, Choice, is_quantized_matrix, keep
-from localinfer.quantize.sensitivity import LADDER, Prober, Report, fitting, options_of
+from localinfer.quantize.sensitivity import LADDER, Probe, Prober, Report, fitting, options_of
 
 _BITS = re.compile(r"(\d+(?:\.\d+)?)\s*bpw", re.IGNORECASE)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
@@ -32,7 +34,35 @@ class Mix:
 
     choices: Sequence[Choice]
     file_type: int
-    measured: dict[str, Any]
+    recipe: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured: tensors that keep their types, and what each type of every other costs."""
+
+    tensors: Mapping[str, Tensor]
+    kept: Mapping[str, Choice]
+    probes: Sequence[Probe]
+    options: Mapping[str, Sequence[Option]]
+    windows: Windows
+
+    def mix(self, budget: int) -> Mix:
+        """Types so that all tensors take `budget` bytes at most. LocalInferError if the smallest types are larger."""
+        left = budget - sum(choice.nbytes for choice in self.kept.values())
+        chosen = _allocate(self.options, left)
+        choices = [
+            self.kept[name] if name in self.kept else Choice(name, tensor.shape, tensor.type.name, chosen[name].type)
+            for name, tensor in self.tensors.items()
+        ]
+        recipe = {
+            "mixed": METHOD,
+            "budget": budget,
+            "probes": {probe.tensor: [probe.type, float(f"{probe.divergence:.4g}")] for probe in self.probes},
+            "predictions": self.windows.scored * len(self.windows.tokens),
+            "expected_kl": float(f"{sum(option.error for option in chosen.values()):.4g}"),
+        }
+        return Mix(choices, _file_type(choices), recipe)
 
 
 def bits_of(text: str) -> float | None:
@@ -51,53 +81,51 @@ def bytes_of(text: str) -> int:
 
 def budget_of(model: ModelFile, bits: float) -> int:
     """Bytes that all tensors may take together for so many bits per weight."""
-    weights = sum(
-        tensor.nbytes // tensor.type.block_bytes * tensor.type.block_size for tensor in model.tensors.values()
-    )
-    return int(weights * bits / 8)
+    return int(sum(math.prod(tensor.shape) for tensor in model.tensors.values()) * bits / 8)
 
 
-def mix(
+def measure(
     prober: Prober, budget: int, windows: Windows, report: Report, ladder: Mapping[str, Sequence[str]] | None = None
-) -> Mix:
-    """Chooses types so that all tensors take `budget` bytes at most, from what `prober` measures over `windows`.
+) -> Measured:
+    """Measures over `windows` what deciding about `budget` bytes needs.
 
-    `ladder` names, for some tensors, the only types they may get. LocalInferError if the smallest are larger.
+    `ladder` names, for some tensors, the only types they may get; one that may get none stays as it is.
     """
     tensors = prober.model.tensors
-    kept = {name: keep(tensor) for name, tensor in tensors.items() if not is_quantized_matrix(tensor)}
-    ladders = {name: fitting(t, (ladder or {}).get(name, LADDER)) for name, t in tensors.items() if name not in kept}
-    kept |= {name: keep_type(tensors[name].name, prober.model) for name, types in ladders.items() if not types}
-    ladders = {name: types for name, types in ladders.items() if types}
-    fixed = sum(choice.nbytes for choice in kept.values())
-    weights = sum(_weights(prober.model, name) for name in ladders)
-    bits = 8 * (budget - fixed) / max(1, weights)
-    probes = {name: _probe_type(types, bits) for name, types in ladders.items()}
-    measured = prober.measure(probes, windows, report)
-    options = {probe.tensor: options_of(prober, probe, ladders[probe.tensor]) for probe in measured}
-    chosen = _allocate(options, budget - fixed)
-    choices = [
-        kept[name] if name in kept else Choice(name, tensor.shape, tensor.type.name, chosen[name].type)
-        for name, tensor in tensors.items()
-    ]
-    return Mix(
-        choices,
-        _file_type(choices),
-        {
-            "method": METHOD,
-            "budget": budget,
-            "windows": len(windows.tokens),
-            "window": windows.size,
-            "probes": {p.tensor: [p.type, float(f"{p.divergence:.4g}")] for p in measured},
-            "expected_kl": float(f"{sum(option.error for option in chosen.values()):.4g}"),
-        },
-    )
+    kept, ladders = {}, {}
+    for name, tensor in tensors.items():
+        types = fitting(tensor, (ladder or {}).get(name, LADDER)) if is_quantized_matrix(tensor) else []
+        if types:
+            ladders[name] = types
+        else:
+            kept[name] = as_it_is(tensor) if is_quantized_matrix(tensor) else keep(tensor)
+    left = budget - sum(choice.nbytes for choice in kept.values())
+    bits = 8 * left / max(1, sum(math.prod(tensors[name].shape) for name in ladders))
+    probes = prober.measure({name: _probe_type(types, bits) for name, types in ladders.items()}, windows, report)
+    options = {}
+    for number, probe in enumerate(probes):
+        report.progress("computing errors", number, len(probes))
+        options[probe.tensor] = options_of(prober, probe, ladders[probe.tensor])
+    return Measured(tensors, kept, probes, options, windows)
 
 
-def keep_type(name: str, model: ModelFile) -> Choice:
-    """Exactly as it is."""
-    tensor = model.tensor(name)
-    return Choice(name, tensor.shape, tensor.type.name, tensor.type.name)
+def fit(measured: Measured, first: Mix, limit: int, size: Callable[[Mix], int]) -> Mix:
+    """The mix whose file, of `size(mix)` bytes, is as large as may be but not larger than `limit`.
+
+    `first` is a mix whose tensors alone would fill it. Headers depend on what they say: three rounds come to rest.
+    """
+    found = first
+    for _ in range(3):
+        over = size(found) - limit
+        if over <= 0:
+            break
+        found = measured.mix(int(found.recipe["budget"]) - over)
+    return found
+
+
+def as_it_is(tensor: Tensor) -> Choice:
+    """The type that a tensor has."""
+    return Choice(tensor.name, tensor.shape, tensor.type.name, tensor.type.name)
 
 
 def _allocate(options: Mapping[str, Sequence[Option]], budget: int) -> dict[str, Option]:
@@ -116,11 +144,6 @@ def _probe_type(types: Sequence[str], bits: float) -> str:
     """The type nearest to what the tensor will get on average: errors are most alike there."""
     sizes = {kind: 8 * TYPES[kind].block_bytes / TYPES[kind].block_size for kind in types}
     return min(types, key=lambda kind: abs(sizes[kind] - bits))
-
-
-def _weights(model: ModelFile, name: str) -> int:
-    tensor = model.tensor(name)
-    return tensor.nbytes // tensor.type.block_bytes * tensor.type.block_size
 
 
 def _file_type(choices: Sequence[Choice]) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from localinfer import __version__
 from localinfer.checkpoints import is_checkpoint, open_model
 from localinfer.errors import LocalInferError, UnsupportedError
 from localinfer.formats.model_file import ModelFile
@@ -15,13 +17,15 @@ from localinfer.quantize import compressed, gguf_output
 from localinfer.quantize.calibrate import DEFAULT, Known, calibration_text, is_statistics, known_from
 from localinfer.quantize.convert import GGUFJob
 from localinfer.quantize.make import Made, Product, Report, make, refuse_existing, refuse_sources
-from localinfer.quantize.mixed import Mix, bits_of, budget_of, bytes_of, mix
-from localinfer.quantize.provenance import Provenance
+from localinfer.quantize.mixed import Mix, bits_of, budget_of, bytes_of, fit, measure
+from localinfer.quantize.provenance import UNKNOWN_HASH, Provenance, SourceFile, room_for
 from localinfer.quantize.recipes import ALIASES, RECIPES, Choice, choose, find_recipe
-from localinfer.quantize.source import is_quantized, shape_of, source_files, weights_in
+from localinfer.quantize.sensitivity import Prober
+from localinfer.quantize.source import describe_source, is_quantized, shape_of, source_files, weights_in
 
 _PROBE_WINDOW, _PROBE_WINDOWS = 256, 8  # of the calibration text, over which sensitivities are measured
-_HEADER_ROOM = 65536  # bytes that a file takes beside its metadata and tensors, for --fit
+_TYPES = tuple(dict.fromkeys(recipe.type for recipe in RECIPES.values()))  # that tensors may get
+_SLACK = 256  # of a header whose numbers are not known yet
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Wishes:
     to          a recipe's name, a scheme of compressed-tensors, or bits per weight ("4.2bpw"); "" with `fit`
     fit         the size of the file ("6GB"), instead of `to`
     output      the file (or folder) to write; None names it after the source and the type, in the current folder
+    tensors     patterns of names → the types that such tensors may get ("*.attn_v.weight": ("Q6_K",)); the first that
+                matches counts, and of several types only mixed precision has a choice
     calibrate   "default", a text, a file of statistics or an imatrix; "" is none
     feedback    feed errors back, where second moments are known
     threads     0: one per processor that this process may use
@@ -44,6 +50,7 @@ class Wishes:
     to: str = ""
     fit: str = ""
     output: Path | None = None
+    tensors: Mapping[str, Sequence[str]] = field(default_factory=dict)
     calibrate: str = ""
     feedback: bool = True
     threads: int = 0
@@ -92,12 +99,16 @@ def _quantize_to_gguf(wishes: Wishes, report: Report) -> Result:
         calibrate = wishes.calibrate or (DEFAULT if mixed else "")
         known = known_from(calibrate, model, wishes.feedback, wishes.threads, report)
         recipe: dict[str, Any] = {"name": name}
+        ladder = _ladder(wishes.tensors, model)
+        if ladder:
+            recipe["tensors"] = {pattern: list(types) for pattern, types in wishes.tensors.items()}
         if mixed:
-            found = _mix(wishes, model, known, calibrate, report)
+            found = _mix(wishes, model, known, calibrate, ladder, report)
             choices, file_type = found.choices, found.file_type
-            recipe |= found.measured
+            recipe |= found.recipe
         else:
-            choices, file_type = choose(RECIPES[name], model.tensors, shape_of(model)), RECIPES[name].file_type
+            file_type = RECIPES[name].file_type
+            choices = choose(RECIPES[name], model.tensors, shape_of(model), {t: ts[0] for t, ts in ladder.items()})
         for line in fallbacks(choices):
             report.say(line)
         jobs = [GGUFJob(model.tensor(choice.name), choice, known.of(choice.name)) for choice in choices]
@@ -116,20 +127,45 @@ def _quantize_to_gguf(wishes: Wishes, report: Report) -> Result:
         return _result(output, made, model, [(choice.type, choice.nbytes) for choice in choices])
 
 
-def _mix(wishes: Wishes, model: ModelFile, known: Known, calibrate: str, report: Report) -> Mix:
+def _mix(
+    wishes: Wishes, model: ModelFile, known: Known, calibrate: str, ladder: Mapping[str, Sequence[str]], report: Report
+) -> Mix:
+    """Types for so many bits per weight of all tensors, or for a file of a size, header included."""
     from localinfer.evaluate.windows import windows_of
-    from localinfer.quantize.sensitivity import Prober
     from localinfer.text.tokenizer import load_tokenizer
 
-    bits = bits_of(wishes.to)
-    if bits is not None:
-        budget = budget_of(model, bits)
-    else:
-        empty = gguf_output.layout_of(model, [], 0, "")
-        budget = bytes_of(wishes.fit) - empty.size - _HEADER_ROOM - 400 * len(model.tensors)
     text = calibration_text(DEFAULT if is_statistics(calibrate) else calibrate)
     windows = windows_of(load_tokenizer(model.metadata), text, _PROBE_WINDOW, _PROBE_WINDOWS)
-    return mix(Prober(model, known.of_all(model), wishes.threads), budget, windows, report)
+    bits = bits_of(wishes.to)
+    limit = bytes_of(wishes.fit) if bits is None else 0
+    budget = limit - gguf_output.layout_of(model, [], 0, "").size if bits is None else budget_of(model, bits)
+    measured = measure(Prober(model, known.of_all(model), wishes.threads), budget, windows, report, ladder)
+    found = measured.mix(budget)
+    return found if bits is not None else fit(measured, found, limit, lambda mix: _size(wishes, model, known, mix))
+
+
+def _ladder(wanted: Mapping[str, Sequence[str]], model: ModelFile) -> dict[str, Sequence[str]]:
+    """The types that were asked for, by tensor. LocalInferError for a type or a pattern that fits nothing."""
+    ladder: dict[str, Sequence[str]] = {}
+    for pattern, types in wanted.items():
+        unknown = [kind for kind in types if kind not in _TYPES]
+        names = [name for name in model.tensors if fnmatchcase(name, pattern)]
+        if unknown or not types:
+            raise LocalInferError(f"no tensor can get the type {', '.join(unknown)}", f"there are {', '.join(_TYPES)}")
+        if not names:
+            raise LocalInferError(f"the model has no tensor {pattern}", "localinfer show MODEL --json lists them")
+        ladder |= {name: types for name in names if name not in ladder}
+    return ladder
+
+
+def _size(wishes: Wishes, model: ModelFile, known: Known, found: Mix) -> int:
+    """How large a file of these choices will be."""
+    jobs = [GGUFJob(model.tensor(choice.name), choice, known.of(choice.name)) for choice in found.choices]
+    files = tuple(SourceFile(file.name, 0, UNKNOWN_HASH) for file in source_files(model, wishes.source))
+    recipe = {"name": wishes.fit, **found.recipe}
+    source = describe_source(wishes.source, files)
+    draft = Provenance(__version__, source, recipe, known.describe(), gguf_output.records(jobs, {}))
+    return gguf_output.layout_of(model, jobs, found.file_type, " " * (room_for(draft) + _SLACK)).size
 
 
 def _quantize_checkpoint(wishes: Wishes, scheme: str, report: Report) -> Result:

@@ -84,7 +84,7 @@ class Provenance:
         return {
             "schema": self.schema,
             "tool": f"localinfer {self.version}",
-            "source": asdict(self.source),
+            "source": asdict(self.source) | {"files": [asdict(file) for file in self.source.files]},
             "recipe": dict(self.recipe),
             "calibration": None if self.calibration is None else dict(self.calibration),
             "quality": None if self.quality is None else dict(self.quality),

@@ -164,24 +164,27 @@ def find_recipe(name: str) -> Recipe:
     return recipe
 
 
-def choose(recipe: Recipe, tensors: Mapping[str, Tensor], shape: Shape) -> list[Choice]:
-    """One choice per tensor, in the order of the file."""
-    return [_choose(recipe, tensor, shape) for tensor in tensors.values()]
+def choose(
+    recipe: Recipe, tensors: Mapping[str, Tensor], shape: Shape, wanted: Mapping[str, str] | None = None
+) -> list[Choice]:
+    """One choice per tensor, in the order of the file; `wanted` names types that some tensors get instead."""
+    return [_choose(recipe, tensor, shape, (wanted or {}).get(tensor.name, "")) for tensor in tensors.values()]
 
 
-def _choose(recipe: Recipe, tensor: Tensor, shape: Shape) -> Choice:
+def _choose(recipe: Recipe, tensor: Tensor, shape: Shape, wanted: str) -> Choice:
     if not is_quantized_matrix(tensor):
         return keep(tensor)
-    kind = kind_of(tensor.name)
     is_head = tensor.name == "output.weight" or (shape.tied and tensor.name == "token_embd.weight")
-    if recipe.type in _UNQUANTIZED:
+    if wanted:
+        pass
+    elif recipe.type in _UNQUANTIZED:
         wanted = recipe.type
     elif is_head:
         wanted = _head_type(recipe, tensor.shape[-1])
     elif recipe.type == "MXFP4" and tensor.name == "token_embd.weight":
         wanted = "Q8_0"
     else:
-        wanted = recipe.type_of(kind, layer_of(tensor.name), shape)
+        wanted = recipe.type_of(kind_of(tensor.name), layer_of(tensor.name), shape)
     return fitted(tensor, wanted)
 
 
