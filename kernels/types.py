@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 FIRST_INTERNAL_ID = 1000
 
 

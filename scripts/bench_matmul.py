@@ -67,6 +67,8 @@ class Matrix:
         self.group_bytes = int(LIBRARY.li_matmul_group_bytes(isa, self.type.id, COLUMNS))
         row_bytes = self.type.row_bytes(COLUMNS)
         raw = np.random.default_rng(0).integers(0, 0x38, 64 * row_bytes, np.uint8)  # any two bytes: a small half
+        if not self.type.in_gguf:
+            raw.reshape(-1, self.type.block_bytes)[:, :4] = np.array([0.01], np.float32).view(np.uint8)
         part = np.zeros(8 * self.group_bytes + 64, np.uint8)
         part = part[-part.ctypes.data % 64 :][: 8 * self.group_bytes]
         begin = time.perf_counter()

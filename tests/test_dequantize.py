@@ -116,7 +116,8 @@ def test_integers_with_zero_points(name: str) -> None:
 @pytest.mark.parametrize("name", ["F8_32", "F8_128"])
 def test_floats_of_eight_bits(name: str) -> None:
     size = TYPES[name].block_size
-    codes = np.resize([code for code in range(256) if code & 0x7F != 0x7F], 16 * size).astype(np.uint8).reshape(16, size)
+    numbers = [code for code in range(256) if code & 0x7F != 0x7F]
+    codes = np.resize(numbers, (16, size)).astype(np.uint8)
     scale = np.array([1, -0.5, 3e-39, 1e30] * 4, np.float32)[:, None]
     exact = torch.from_numpy(codes).view(torch.float8_e4m3fn).double().numpy() * scale.astype(np.float64)
     data = np.concatenate([scale.view(np.uint8), codes], axis=1)

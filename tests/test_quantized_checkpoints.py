@@ -9,18 +9,26 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from checkpoint_files import change_json, write_checkpoint
+from localinfer.checkpoints import open_model
 from localinfer.checkpoints.quantized import Quantized, QuantizedReader, reader_for
 from localinfer.errors import FormatError, LocalInferError, UnsupportedError
 from localinfer.formats.safetensors import open_safetensors
+from localinfer.kernels.base import Backend, LoadConfig, batch_of
+from localinfer.kernels.cpu.backend import CpuBackend
+from localinfer.kernels.reference.backend import ReferenceBackend
 from localinfer.kernels.reference.dequantize import dequantize
+from localinfer.models import record, refuse_unused
+from tiny_models import TinyModel, by_name
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -282,9 +290,7 @@ INTEGERS = [
 
 
 @pytest.mark.parametrize(("form", "weights", "type_name"), INTEGERS)
-def test_compressed_integers(
-    tmp_path: Path, library: Any, form: str, weights: dict[str, Any], type_name: str
-) -> None:
+def test_compressed_integers(tmp_path: Path, library: Any, form: str, weights: dict[str, Any], type_name: str) -> None:
     tensors, expected = compressed(library, form, weights, ROWS, COLUMNS)
     reader = read(tmp_path, compressed_config(form, weights), tensors)
     check(reader.find("m.weight"), expected, type_name)
@@ -556,3 +562,132 @@ def test_a_configuration_that_makes_no_sense_is_refused(tmp_path: Path, config: 
     tensors = honest(GPTQ if method == "gptq" else FP8 if method == "fp8" else INT4)
     with pytest.raises(LocalInferError, match=r"config\.json|groups of"):
         values(read(tmp_path, config, tensors).weights["m.weight"])
+
+
+# ---- whole models --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[TinyModel, Path]:
+    """A tiny model whose rows are wide enough for every block, in float32."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256}
+    tiny = replace(by_name("llama"), name="llama-wide", config=by_name("llama").config | sizes)
+    return tiny, write_checkpoint(tiny, tmp_path_factory.mktemp("plain"))
+
+
+def nearest_codes(weight: Array, bits: int, group: int) -> tuple[Array, torch.Tensor, Array]:
+    """Codes from 0, scales in binary16 and zero points of a weight on a grid of min to max of each group."""
+    parts = weight.reshape(len(weight), -1, group)
+    low, high = parts.min(-1), parts.max(-1)
+    scales = torch.from_numpy((high - low) / ((1 << bits) - 1)).half()
+    zeros = np.rint(-low / scales.numpy()).clip(0, (1 << bits) - 1).astype(np.int64)
+    codes = np.rint(parts / scales.numpy()[..., None]) + zeros[..., None]
+    return codes.clip(0, (1 << bits) - 1).astype(np.int64).reshape(weight.shape), scales, zeros
+
+
+Made = tuple[dict[str, torch.Tensor], Array]  # stored tensors of a module, and the weights that they mean
+
+
+def make_gptq(weight: Array) -> Made:
+    codes, scales, zeros = nearest_codes(weight, 4, 128)
+    group_of = in_order(128, weight.shape[1])
+    stored = gptq_tensors(4, codes, scales, zeros, group_of, True)
+    return unprefixed(stored), weights_of(codes, scales.numpy(), zeros, group_of)
+
+
+def make_gptq_in_another_order(weight: Array) -> Made:
+    codes, scales, zeros = nearest_codes(weight, 4, 32)
+    group_of = np.random.default_rng(1).permutation(in_order(32, weight.shape[1]))
+    stored = gptq_tensors(4, codes, scales, zeros, group_of, True)
+    return unprefixed(stored), weights_of(codes, scales.numpy(), zeros, group_of)
+
+
+def make_awq(weight: Array) -> Made:
+    codes, scales, zeros = nearest_codes(weight, 4, 64)
+    stored = {"qweight": awq_words(codes.T), "qzeros": awq_words(zeros.T), "scales": scales.T}
+    return stored, weights_of(codes, scales.numpy(), zeros, in_order(64, weight.shape[1]))
+
+
+def make_fp8(weight: Array) -> Made:
+    block = (96, 64)
+    scale = np.array([[np.abs(weight[i : i + 96, j : j + 64]).max() / 448 for j in range(0, weight.shape[1], 64)]
+                      for i in range(0, len(weight), 96)], np.float32)  # fmt: skip
+    full = scale.repeat(block[0], 0)[: len(weight)].repeat(block[1], 1)
+    stored = torch.from_numpy(weight / full).to(torch.float8_e4m3fn)
+    return {"weight": stored, "weight_scale_inv": torch.from_numpy(scale)}, fp8_weights(stored, full)
+
+
+def make_int8(weight: Array) -> Made:
+    scale = torch.from_numpy(np.abs(weight).max(1, keepdims=True) / 127).float()
+    codes = torch.round(torch.from_numpy(weight) / scale).to(torch.int8)
+    return {"weight": codes, "weight_scale": scale}, (codes.double() * scale.double()).float().numpy()
+
+
+def make_int4(weight: Array) -> Made:
+    codes, scales, zeros = nearest_codes(weight, 4, 32)
+    stored = packed_tensors(4, codes, scales, stream)
+    stored["m.weight_zero_point"] = words([stream(group, 4) for group in zeros.T]).T
+    return unprefixed(stored), weights_of(codes, scales.numpy(), zeros, in_order(32, weight.shape[1]))
+
+
+def unprefixed(tensors: Tensors) -> Tensors:
+    return {name.removeprefix("m."): tensor for name, tensor in tensors.items()}
+
+
+MODELS: dict[str, tuple[Callable[[Array], Made], dict[str, Any], str]] = {
+    "gptq": (make_gptq, GPTQ, "I4_128"),
+    "gptq-desc-act": (make_gptq_in_another_order, GPTQ | {"group_size": 32, "desc_act": True}, "F32"),
+    "awq": (make_awq, AWQ | {"group_size": 64}, "I4_64"),
+    "fp8": (make_fp8, {"quant_method": "fp8", "weight_block_size": [96, 64]}, "F8_32"),
+    "int8": (make_int8, INT8, "I8_128"),
+    "int4": (
+        make_int4,
+        compressed_config("pack-quantized", {"num_bits": 4, "group_size": 32, "strategy": "group", "symmetric": False}),
+        "I4_32",
+    ),
+}
+
+
+def logits(folder: Path, tiny: TinyModel, backend: Backend, kv: Any = "f16") -> tuple[Array, set[str]]:
+    """float32 `[length, vocabulary]` after every one of the model's tokens, and the types of its matrices."""
+    with open_model(folder) as file:
+        program = record(file.metadata, file, tiny.context)
+        refuse_unused(program, file.tensors)
+        file.prepare()
+        executable = backend.load(program, file, LoadConfig(64, 64, 1, tiny.context, 16, kv_type_k=kv, kv_type_v=kv))
+        found = executable.step(batch_of([(tiny.tokens(), 0, [5, 4, 6, 0, 7, 1, 2, 3])], "all")).numpy().copy()
+        executable.close()
+        return found, {tensor.type.name for tensor in file.tensors.values()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_whole_model_computes_what_its_weights_as_floats_compute(
+    name: str, plain: tuple[TinyModel, Path], tmp_path: Path
+) -> None:
+    make, settings, type_name = MODELS[name]
+    tiny, folder = plain
+    tensors = load_file(folder / "model.safetensors")
+    quantized = dict(tensors)
+    for weight_name in [name for name in tensors if name.startswith("model.layers") and "norm" not in name]:
+        module = weight_name.removesuffix(".weight")
+        made, means = make(quantized.pop(weight_name).numpy())
+        quantized |= {f"{module}.{part}": tensor.contiguous() for part, tensor in made.items()}
+        tensors[weight_name] = torch.from_numpy(means)
+    folders = tmp_path / "floats", tmp_path / "quantized"
+    for target, held in zip(folders, (tensors, quantized), strict=True):
+        target.mkdir()
+        save_file(held, target / "model.safetensors")
+        (target / "config.json").write_bytes((folder / "config.json").read_bytes())
+    change_json(folders[1] / "config.json", quantization_config=settings)
+
+    expected, _ = logits(folders[0], tiny, ReferenceBackend(), "f32")
+    found, types = logits(folders[1], tiny, ReferenceBackend(), "f32")
+    assert type_name in types
+    np.testing.assert_array_equal(found, expected)
+
+    emulated, _ = logits(folders[1], tiny, ReferenceBackend(emulate="cpu"))
+    on_the_cpu, _ = logits(folders[1], tiny, CpuBackend())
+    # As in test_cpu_types.py: an int8 activation may fall on the other side of a rounding boundary.
+    tolerance = 2e-2 if type_name.startswith("I") else 1e-3
+    assert np.abs(on_the_cpu - emulated).max() <= tolerance * np.abs(emulated).max()
+    assert np.abs(on_the_cpu - expected).max() <= 0.1 * np.abs(expected).max()

@@ -1,9 +1,10 @@
 """What every tensor type means: the bytes of a block, and the weights that they stand for.
 
 Each function below documents one type of the ggml format (ggml repository, ggml-common.h has the block layouts,
-ggml-quants.c the arithmetic), the last ones types of our own. Its layout lists the fields of a block in file order, little-endian; the function
-gets an array of n such blocks and returns float32 `[n, weights per block]`. Products and sums are rounded to
-float32 one by one, in the order written, so that every other implementation can be compared bit for bit.
+ggml-quants.c the arithmetic), the last ones types of our own. Its layout lists the fields of a block in file order,
+little-endian; the function gets an array of n such blocks and returns float32 `[n, weights per block]`. Products and
+sums are rounded to float32 one by one, in the order written, so that every other implementation can be compared bit
+for bit.
 
 To add a type: a row in `kernels/types.py`, and a function here.
 """

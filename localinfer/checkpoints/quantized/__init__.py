@@ -1,12 +1,12 @@
 """Checkpoints whose matrices are quantized already, in formats other than GGUF.
 
-A reader finds the quantized matrices among the tensors of a checkpoint and gives each as rows of a tensor type, exactly:
-every weight is scale * (code - zero point), or scale * small float, in real numbers rounded once to float32. That is
-what the formats mean; their own libraries round the same product to the type of the scale, bfloat16 or float16.
+A reader finds the quantized matrices among the tensors of a checkpoint and gives each as rows of a tensor type,
+exactly: every weight is scale * (code - zero point), or scale * small float, in real numbers rounded once to float32.
+That is what the formats mean; their own libraries round the same product to the type of the scale, bfloat16 or float16.
 
-Most matrices become types of our own (I8, I4, F8 in kernels/types.py), which hold the same codes, scales and zero points
-in another order and are multiplied as fast as GGUF's. What these cannot hold (groups that are no multiple of 32 columns,
-or columns that are quantized in another order than they lie) becomes F32.
+Most matrices become types of our own (I8, I4, F8 in kernels/types.py), which hold the same codes, scales and zero
+points in another order and are multiplied as fast as GGUF's. What these cannot hold (groups that are no multiple of 32
+columns, or columns that are quantized in another order than they lie) becomes F32.
 
 Nothing of this is imported for a checkpoint that is not quantized.
 """

@@ -55,7 +55,7 @@ _FLOAT_ZEROS = (0x00, 0x80)
 
 @dataclass(frozen=True)
 class _Scheme:
-    """How the weights of a group of modules are quantized. `block` is what shares a scale, as `rectangle_of` takes it."""
+    """How the weights of a group of modules are quantized; `block` is as `rectangle_of` takes it."""
 
     name: str
     targets: tuple[str, ...]

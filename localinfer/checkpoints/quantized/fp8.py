@@ -47,7 +47,9 @@ def read(settings: Settings, tensors: SafetensorsFolder) -> QuantizedReader:
     for name, tensor in tensors.tensors.items():
         if tensor.dtype.startswith("F8_") and name not in reader.used:
             if tensor.dtype not in ("F8_E4M3", "F8_E8M0"):
-                raise UnsupportedError(f"{tensor.path}: tensor {name} holds floats of type {tensor.dtype}; E4M3 is read")
+                raise UnsupportedError(
+                    f"{tensor.path}: tensor {name} holds floats of type {tensor.dtype}; E4M3 is read"
+                )
             raise damaged(tensor, "has no scale")
     if settings.text("activation_scheme") == "static" or settings.values.get("activation_scale_ub") is not None:
         note(reader, ACTIVATION_NOTE)

@@ -62,7 +62,7 @@ def read(settings: Settings, tensors: SafetensorsFolder) -> QuantizedReader:
 
 
 def _bits_and_group(settings: Settings, module: str) -> tuple[int, int]:
-    """Bits and group size of a module: those of the first pattern in `dynamic` that fits its name, else of the model."""
+    """Bits and group size of a module: of the first pattern in `dynamic` that fits its name, else of the model."""
     own: dict[str, Any] = {}
     for pattern, changes in (settings.values.get("dynamic") or {}).items():
         if not isinstance(changes, dict):
@@ -81,9 +81,7 @@ def _bits_and_group(settings: Settings, module: str) -> tuple[int, int]:
     return bits, group
 
 
-def _matrix(
-    qweight: StoredTensor, parts: dict[str, StoredTensor], bits: int, group: int, less_one: bool
-) -> Quantized:
+def _matrix(qweight: StoredTensor, parts: dict[str, StoredTensor], bits: int, group: int, less_one: bool) -> Quantized:
     expect(qweight, ("I32",))
     if len(qweight.shape) != 2 or 0 in qweight.shape or qweight.shape[0] % (bits if bits == 3 else 1):
         raise damaged(qweight, f"has the shape {qweight.shape}, which holds no matrix of {bits} bits")

@@ -48,7 +48,8 @@ def integer_matrix(
 
 def small_float_matrix(weight: StoredTensor, scale: StoredTensor, block: tuple[int, int] | None) -> Quantized:
     """A matrix of E4M3 numbers with a scale per tensor, row, or rectangle of `block` (rows, columns)."""
-    rows, columns = shape = matrix_shape(weight)
+    shape = matrix_shape(weight)
+    columns = shape[1]
     read_scales, group = scales_of(scale, shape, block)
     group_of = np.arange(columns) // group
     type = fitting_type("F8", columns, group)
@@ -81,9 +82,7 @@ def scales_of(
     return read, wide
 
 
-def rectangle_of(
-    tensor: StoredTensor, shape: tuple[int, int], block: tuple[int, int] | None
-) -> tuple[int, int]:
+def rectangle_of(tensor: StoredTensor, shape: tuple[int, int], block: tuple[int, int] | None) -> tuple[int, int]:
     """The rectangle (rows, columns) that shares one value of a tensor of scales or zero points."""
     rows, columns = shape
     # Some have 1s between: [heights, 1, widths, 1].

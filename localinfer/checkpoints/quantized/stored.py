@@ -78,7 +78,7 @@ def fields(data: Array, bits: int, count: int) -> Array:
 
 
 def padded_fields(words: Array, bits: int, count: int) -> Array:
-    """As `fields`, but no field crosses from one 32-bit word to the next: uint32 [rows, words] to uint8 [rows, count]."""
+    """As `fields`, but no field crosses from one word to the next: uint32 [rows, words] to uint8 [rows, count]."""
     shifts = np.arange(0, 32 - bits + 1, bits, dtype=np.uint32)
     parts = (words[:, :, None] >> shifts) & np.uint32((1 << bits) - 1)
     return parts.astype(np.uint8).reshape(len(words), -1)[:, :count]
