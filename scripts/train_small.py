@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shlex
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -44,7 +43,7 @@ from torch import Tensor
 # name on the path, which must not be mistaken for it. None means: not installed.
 sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]
 
-from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 # Llama 3's words: GGUF's "llama-bpe".
@@ -279,7 +278,9 @@ def train(trainer: Trainer, windows: Windows, held_out: Tensor, folder: Path, sa
 def export(model: LlamaForCausalLM, tokenizer: Tokenizer, size: Size, folder: Path) -> None:
     """The files of a Hugging Face checkpoint. The model's weights are rounded to bfloat16."""
     model.to(torch.bfloat16)
+    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1)
     model.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -302,7 +303,7 @@ def excerpt(held_out: Sequence[Document]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def write_readme(folder: Path, result: dict, arguments: Sequence[str]) -> None:
+def write_readme(folder: Path, result: dict, size: str, threads: int) -> None:
     """What this is, where it comes from and how to make it again."""
     packages = "\n".join(f"- npm `{p.name}` {p.version}, sha256 `{p.sha256}`" for p in PACKAGES)
     shape = ", ".join(f"{key} {value}" for key, value in result["size"].items())
@@ -310,7 +311,8 @@ def write_readme(folder: Path, result: dict, arguments: Sequence[str]) -> None:
 
 Trained from random weights (seed {result["seed"]}) by `scripts/train_small.py`:
 
-    python scripts/train_small.py {shlex.join(arguments)}
+    python scripts/train_small.py {folder.name} --size {size} --steps {result["steps"]} --seed {result["seed"]} \
+--threads {threads}
 
 {shape}; {result["tokens"]:,} tokens seen in {result["steps"]:,} steps; torch {result["torch"]}.
 
@@ -378,7 +380,7 @@ def main() -> None:
         "bits_per_byte": round(loss * len(held_out) / held_out_bytes / math.log(2), 4),
         "excerpt_perplexity": round(math.exp(sample_loss), 3),
     }
-    write_readme(options.folder, result, sys.argv[1:])
+    write_readme(options.folder, result, options.size, options.threads)
     print_result(result)
 
 
