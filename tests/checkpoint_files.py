@@ -1,4 +1,4 @@
-"""Writes small checkpoints as the Hugging Face hub has them: weights by transformers, tokenizers by their own library."""
+"""Writes small checkpoints as the Hugging Face hub has them: weights by transformers, tokenizers by their library."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ LLAMA3 = _ANY_CASE + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\
 QWEN2 = LLAMA3.replace("{1,3}", "")
 _CASED = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
 _UPPER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-GPT4O = (
-    f"{_CASED}{_ANY_CASE}?|{_UPPER}{_ANY_CASE}?" + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _END
-)
+GPT4O = f"{_CASED}{_ANY_CASE}?|{_UPPER}{_ANY_CASE}?" + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _END
 TEKKEN = f"{_CASED}|{_UPPER}" + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _END
 
 # Words of several scripts, contractions, numbers, spaces and signs, to train small vocabularies with.

@@ -418,7 +418,8 @@ class _Translation:
             self.out.tensors[f"rope_factors_{which}.weight"] = [
                 self.read.check_number(f"rope {which}_factor", factor) for factor in factors
             ]
-        self._put("rope.scaling.type", "longrope")
+        if self.family.architecture != "phi3":  # where the factors alone say it
+            self._put("rope.scaling.type", "longrope")
         self._put("rope.scaling.original_context_length", original)
         scale = self.context / original
         magnitude = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
