@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -97,6 +97,7 @@ class HubServer:
         self.once: deque[bytes] = deque()  # what the storage sends instead of the file, each one time
         self.always: bytes | None = None  # what it sends at all times after that
         self.requests: list[Request] = []
+        self.connections: list[socket.socket] = []
         self.sent = 0  # bytes of files that went out
         self.rate = 0  # bytes per second that an answer is sent at, 0 for as fast as possible
         hub = self
@@ -115,6 +116,11 @@ class HubServer:
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
+
+            def get_request(self) -> tuple[socket.socket, Any]:
+                connection, address = super().get_request()
+                hub.connections.append(connection)
+                return connection, address
 
             def handle_error(self, request: Any, client_address: Any) -> None:
                 pass  # a client that left
@@ -138,6 +144,9 @@ class HubServer:
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()
+        for connection in self.connections:  # which clients keep open, and threads wait for
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

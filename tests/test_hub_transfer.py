@@ -97,6 +97,7 @@ def test_what_an_earlier_process_left_is_continued(hub: HubServer) -> None:
 
 
 def test_a_process_that_is_killed_loses_nothing_it_has_written(hub: HubServer, hub_cache: Path) -> None:
+    hub.rate = 4_000_000
     hub.cuts.extend([Cut(1_000_000, "call")])
     process = subprocess.Popen([sys.executable, "-m", "localinfer", "pull", MODEL], stderr=subprocess.PIPE, text=True)
     hub.on_cut = process.kill

@@ -68,6 +68,7 @@ def prepare(place: Place) -> None:
 
 def publish(place: Place) -> None:
     """Gives the blob, which is there and right, its name in the snapshot."""
+    place.pointer.parent.mkdir(parents=True, exist_ok=True)
     target = os.path.relpath(place.blob, place.pointer.parent)
     scratch = Path(tempfile.mktemp(prefix=".link-", dir=place.pointer.parent))
     scratch.symlink_to(target)
@@ -101,7 +102,7 @@ def discard(pointer: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             freed = blob.lstat().st_size
             blob.unlink()
-    _tidy(top, pointer.parent)
+    _tidy(top)
     return freed
 
 
@@ -121,23 +122,22 @@ def _is_linked(top: Path, blob: Path) -> bool:
     return False
 
 
-def _tidy(top: Path, folder: Path) -> None:
-    """Removes empty folders upward, then refs to commits that have no snapshot."""
-    with contextlib.suppress(OSError):  # not empty
-        while folder not in (top / "snapshots", top):
-            folder.rmdir()
-            folder = folder.parent
+def _tidy(top: Path) -> None:
+    """Removes empty folders of a repository, and refs to commits that have no snapshot."""
+    _remove_empty(top / "snapshots")
     for path, _, names in os.walk(top / "refs"):
         for name in names:
             ref = Path(path, name)
             if not (top / "snapshots" / ref.read_text(errors="replace")).is_dir():
                 ref.unlink()
-    with contextlib.suppress(OSError):
-        (top / "snapshots").rmdir()
-        (top / "blobs").rmdir()
-        for path, _, _ in os.walk(top / "refs", topdown=False):
+    for folder in (top / "refs", top / "blobs", top):
+        _remove_empty(folder)
+
+
+def _remove_empty(folder: Path) -> None:
+    for path, _, _ in os.walk(folder, topdown=False):
+        with contextlib.suppress(OSError):  # not empty
             os.rmdir(path)
-        top.rmdir()
 
 
 class Partial(NamedTuple):
@@ -146,6 +146,12 @@ class Partial(NamedTuple):
     path: Path
     size: int
     lock: Path
+
+
+def discard_partial(partial: Partial) -> None:
+    """Deletes an unfinished download, and the folders of its repository if they are empty then."""
+    partial.path.unlink()
+    _tidy(partial.path.parents[1])
 
 
 def partial_files() -> list[Partial]:

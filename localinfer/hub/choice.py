@@ -18,8 +18,8 @@ from localinfer.hub.names import near
 SAFETENSORS = "safetensors"
 _QUANT = re.compile(
     r"(?<![A-Za-z0-9])((?:UD-)?"
-    r"(?:I?Q\d(?:_[01]|_K(?:_(?:XXS|XS|S|M|L|XL))?|_(?:XXS|XS|S|M|L|NL|XL))?(?:_R\d+|_\d+_\d+)?"
-    r"|TQ\d_0|MXFP4(?:_MOE)?|NVFP4|BF16|F?P?16|F?P?32|F16|F32))(?![A-Za-z0-9])",
+    r"(?:I?Q\d(?:_[01]|_K(?:_(?:XXS|XS|S|M|L|XL))?|_(?:XXS|XS|S|M|L|NL|XL))(?:_R\d+|_\d+_\d+)?"
+    r"|TQ\d_0|MXFP4(?:_MOE)?|NVFP4|(?:BF|FP|F)(?:16|32)))(?![A-Za-z0-9])",
     re.IGNORECASE,
 )
 _PART = re.compile(r"-(\d{5})-of-(\d{5})(?=\.(?:gguf|safetensors)$)")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localinfer.errors import LocalInferError
-from localinfer.hub.cache import Partial, partial_files
+from localinfer.hub.cache import Partial, discard_partial, partial_files
 from localinfer.hub.folders import models_folder
 from localinfer.hub.lock import locked, locked_file
 from localinfer.hub.store import delete, own_bytes, read_record, referred_paths
@@ -45,7 +45,7 @@ def collect(remove: bool = True) -> list[Waste]:
         with contextlib.suppress(_Busy, FileNotFoundError), _lock_of(partial):
             found.append(Waste("unfinished download", partial.path, partial.size))
             if remove:
-                partial.path.unlink()
+                discard_partial(partial)
     for path in models_folder().glob(".lock-*") if remove else ():  # of processes that were killed
         with contextlib.suppress(_Busy), locked(path.with_name(path.name.removeprefix(".lock-")), _busy):
             pass
