@@ -62,7 +62,10 @@ AT_ONCE = {
     "verify": {"numpy"},
     "text.template_sandbox": {"jinja2"},
 }
-HEAVY = ("torch", "transformers", "numpy", "gguf", "huggingface_hub", "safetensors", "rich", "jinja2", *sorted(SERVER))
+HEAVY = (
+    *("torch", "transformers", "numpy", "gguf", "huggingface_hub", "safetensors", "rich", "jinja2", "llguidance"),
+    *sorted(SERVER),
+)
 
 
 def modules() -> dict[str, Path]:

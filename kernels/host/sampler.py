@@ -12,7 +12,7 @@ from localinfer.kernels.native_library import open_library
 
 _ERRORS = {
     -1: "the logits contain NaN",
-    -2: "no token has a logit above -inf",
+    -2: "no token that may be drawn has a logit above -inf",
     -3: "a token id, count or temperature is out of range",
     -4: "the logits contain +inf",
 }
@@ -90,6 +90,7 @@ class Draw(ctypes.Structure):
         ("_banned", _Tokens),
         ("_biased", _Tokens),
         ("_bias", ctypes.c_void_p),
+        ("_allowed", ctypes.c_void_p),
     )
 
     def __init__(
@@ -136,6 +137,14 @@ class Draw(ctypes.Structure):
         """From now on these (`array("i")`) cannot be drawn."""
         self._keep_banned = tokens
         self._banned.show(tokens)
+
+    def allow(self, bits: array[int] | None) -> None:
+        """From now on only tokens whose bit is set can be drawn; None allows all.
+
+        `bits` are words of 32 (`array("I")`), enough for the whole vocabulary; token 0 is the lowest bit of the first.
+        """
+        self._keep_allowed = bits
+        self._allowed = bits.buffer_info()[0] if bits else None
 
     def see(self, tokens: array[int] | None, from_prompt: int = 0) -> None:
         """What the penalties look at (`array("i")`); the first `from_prompt` of them stand in the prompt."""

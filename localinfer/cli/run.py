@@ -49,6 +49,19 @@ def command(
     speculation: Speculation = "auto",
     draft: Draft = "",
     template: Template = "",
+    schema: Annotated[
+        str,
+        typer.Option(
+            "--schema", help="A JSON schema, or a file with one: the answer is JSON that fits it.", show_default=False
+        ),
+    ] = "",
+    regex: Annotated[
+        str, typer.Option("--regex", help="A regular expression that the whole answer matches.", show_default=False)
+    ] = "",
+    grammar: Annotated[
+        str,
+        typer.Option("--grammar", help="A file with a grammar of the answer, in GBNF or for Lark.", show_default=False),
+    ] = "",
     stats: Annotated[bool, typer.Option("--stats", help="Say counts and speed on standard error.")] = False,
     json: Json = False,
     *,
@@ -64,6 +77,7 @@ def command(
     if system and raw:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
     refuse_other_encodings(**{"the prompt": prompt, "--system": system})
+    bound = _grammar(schema, regex, grammar)
     text = _read_prompt(prompt)
     from localinfer.cli.interrupt import interrupt_ends
     from localinfer.cli.loading import load_model
@@ -84,7 +98,7 @@ def command(
     # Nothing is lost when Ctrl-C ends the process, so it may do that at once.
     with llm, interrupt_ends():
         try:
-            stream = _start(llm, text, system, raw, special, sampling)
+            stream = _start(llm, text, system, raw, special, {**sampling, **bound})
         except ContextLengthError as problem:
             lower = ", lower --max-tokens" if "max_tokens" in sampling else ""
             raise ContextLengthError(
@@ -125,6 +139,32 @@ def _start(llm: "LLM", text: str, system: str, raw: bool, special: bool, samplin
     messages = [{"role": "system", "content": system}] if system else []
     recommended, _ = recommended_sampling(llm.chat_defaults, llm.path)
     return llm.chat([*messages, {"role": "user", "content": text}], recommended, stream=True, **sampling)
+
+
+def _grammar(schema: str, regex: str, grammar: str) -> dict[str, Any]:
+    """The sampling parameter that binds the answer, if any does."""
+    given = [name for name, value in (("--schema", schema), ("--regex", regex), ("--grammar", grammar)) if value]
+    if len(given) > 1:
+        raise typer.BadParameter(f"{' and '.join(given)} exclude each other: an answer follows one of them")
+    if not given:
+        return {}
+    from localinfer.text.grammar import Grammar
+
+    if regex:
+        return {"grammar": Grammar("regex", regex)}
+    if schema:
+        return {"grammar": Grammar("json_schema", schema if schema.lstrip()[:1] == "{" else _read_file(schema))}
+    return {"grammar": Grammar("gbnf", _read_file(grammar))}
+
+
+def _read_file(name: str) -> str:
+    from pathlib import Path
+
+    try:
+        return Path(name).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        raise LocalInferError(f"{name} cannot be read: {reason}") from error
 
 
 def _read_prompt(argument: str) -> str:

@@ -19,6 +19,7 @@ from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.sequence import Sequence
 from localinfer.engine.stop import StopMatcher
 from localinfer.errors import ContextLengthError, LocalInferError
+from localinfer.text.grammar import Constraint, Grammar
 
 NewDecoder = Callable[[], TextDecoder] | None
 
@@ -26,13 +27,21 @@ NewDecoder = Callable[[], TextDecoder] | None
 class Admission:
     """Numbers requests and knows what one may ask of a model with `vocab_size` tokens and so long a context.
 
-    `end_ids` are the tokens that the model ends an answer with.
+    `end_ids` are the tokens that the model ends an answer with; `constrain` makes what watches over an answer with a
+    grammar, and raises LocalInferError for one that cannot be followed.
     """
 
-    def __init__(self, context: int, vocab_size: int, end_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        context: int,
+        vocab_size: int,
+        end_ids: Iterable[int],
+        constrain: Callable[[Grammar], Constraint] | None = None,
+    ) -> None:
         self._context = context
         self._vocab_size = vocab_size
         self._end_ids = frozenset(end_ids)
+        self._constrain = constrain
         self._ids = itertools.count()
 
     def answer(self, prompt: Tokens[int], params: SamplingParams, new_decoder: NewDecoder, priority: int) -> Request:
@@ -74,6 +83,7 @@ class Admission:
                 new_decoder() if new_decoder else None,
                 StopMatcher(params.stop),
                 new_draw(params, seed, index),
+                constraint=None if params.grammar is None else self.constraint(params.grammar),
             )
             for index in range(params.drawn)
         ]
@@ -88,6 +98,12 @@ class Admission:
             stop_ids=stop_ids,
             banned=array("i", sorted(stop_ids)),
         )
+
+    def constraint(self, grammar: Grammar) -> Constraint:
+        """What watches over one answer. Any thread may call it. LocalInferError if the grammar cannot be followed."""
+        if self._constrain is None:
+            raise LocalInferError("this engine was made without a vocabulary, and cannot follow a grammar")
+        return self._constrain(grammar)
 
     def _search(self, request: Request, new_decoder: NewDecoder) -> BeamSearch:
         params, stop_ids = request.params, request.stop_ids

@@ -25,12 +25,13 @@ from localinfer.engine.statistics import EngineStatistics
 from localinfer.engine.step_times import StepTimes
 from localinfer.errors import LocalInferError
 from localinfer.kernels.base import Cancelled, Executable, LoadConfig
+from localinfer.text.grammar import Constraint, Grammar
 
 
 class Engine:
     """Runs any number of requests on one Executable.
 
-    One thread calls everything; `abort` alone may be called from any thread, and from a signal handler.
+    One thread calls everything, but for `abort` (also from a signal handler) and `prepare`, which any thread may call.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class Engine:
         paced: bool = True,
         speculation: SpeculationMode = "off",
         draft: DraftModel | None = None,
+        constrain: Callable[[Grammar], Constraint] | None = None,
     ) -> None:
         """`end_ids` are the tokens that the model ends an answer with; `chunk` is as in Scheduler; not `paced` means
-        that prompts come in pieces that are as large beside answers as without.
+        that prompts come in pieces that are as large beside answers as without. `constrain` makes what watches over an
+        answer with a grammar.
 
         A draft model belongs to the engine, which closes it.
         """
@@ -71,7 +74,7 @@ class Engine:
         )
         self._executable = executable
         self._sampler = Sampler(vocab_size)
-        self._admission = Admission(config.context, vocab_size, end_ids)
+        self._admission = Admission(config.context, vocab_size, end_ids, constrain)
         self._requests: dict[int, Request] = {}
         self._aborted: deque[int] = deque()
         self._in_step: frozenset[int] = frozenset()
@@ -95,6 +98,13 @@ class Engine:
             kv_blocks_total=kv.count,
             kv_waste_tokens=sum(kv.waste(sequence) for sequence in (*scheduler.running, *scheduler.parked)),
         )
+
+    def prepare(self, grammar: Grammar) -> None:
+        """Compiles a grammar ahead, which may take a second. Any thread may call it.
+
+        LocalInferError says what of it is wrong, or cannot be enforced.
+        """
+        self._admission.constraint(grammar)
 
     def add_request(
         self,
@@ -332,7 +342,10 @@ class Engine:
     def _draw(self, request: Request, choice: Choice, logits: int) -> None:
         params, sequence = request.params, choice.sequence
         early = choice.generated_count < params.min_tokens
-        token, logprob = self._sampler.draw(logits, sequence, params, choice.draw, request.banned if early else None)
+        banned, allowed = request.banned if early else None, None
+        if choice.constraint is not None:
+            banned, allowed = None, choice.constraint.allowed()
+        token, logprob = self._sampler.draw(logits, sequence, params, choice.draw, banned, allowed)
         request.last_token = time.perf_counter()
         request.first_token = request.first_token or request.last_token
         self._counters.generated_tokens += 1
@@ -343,6 +356,8 @@ class Engine:
         params = request.params
         early = choice.generated_count < params.min_tokens
         choice.sequence.tokens.append(token)
+        if choice.constraint is not None:
+            choice.constraint.accept(token)
         if logprob is not None:
             choice.logprobs.append(logprob)
         logprob = logprob if params.logprobs else None
@@ -358,6 +373,8 @@ class Engine:
         """Whether an answer ends with the token it has just got: why, and in words."""
         if choice.stops.matched is not None:
             return "stop", f"text {choice.stops.matched!r}"
+        if choice.constraint is not None and choice.constraint.complete:
+            return "stop", "the grammar allows nothing more"
         if params.loop_detection and (period := loop_period(choice.generated)):
             return "loop", f"the last {'token repeats' if period == 1 else f'{period} tokens repeat'} again and again"
         if choice.generated_count == params.max_tokens:

@@ -18,6 +18,7 @@ from localinfer.formats.model_file import ModelFile
 from localinfer.kernels import BACKENDS
 from localinfer.kernels import backend as find_backend
 from localinfer.kernels.base import Backend, Executable, Progress
+from localinfer.text.grammar import Grammars
 from localinfer.text.tokenizer import Tokenizer
 from localinfer.text.vocabulary_difference import vocabulary_difference
 
@@ -147,6 +148,7 @@ def load(
         prefix_cache=prefix_cache,
         speculation=speculation,
         draft=drafting,
+        constrain=Grammars(tokenizer, model.plan.program.vocab_size).constraint,
     )
     return Loaded(engine, model.plan, (*tokenizer.notes, *model.notes))
 

@@ -15,6 +15,7 @@ from localinfer.kernels.host.sampler import Draw
 
 if TYPE_CHECKING:
     from localinfer.engine.beam import BeamSearch
+    from localinfer.text.grammar import Constraint
 
 FinishReason = Literal["stop", "length", "cancelled", "error", "loop"]
 
@@ -44,6 +45,7 @@ class Choice:
     decoder: TextDecoder | None
     stops: StopMatcher
     draw: Draw
+    constraint: Constraint | None = None  # what its grammar allows
     logprobs: list[TokenLogprob] = field(default_factory=list)  # if asked for, or needed to rank the choices
     withheld: list[Output] = field(default_factory=list)  # until it is certain that this choice is given
     finish_reason: FinishReason | None = None

@@ -21,13 +21,20 @@ class Sampler:
         self._native = NativeSampler(vocab_size)
 
     def draw(
-        self, logits: int, sequence: Sequence, params: SamplingParams, draw: Draw, banned: array[int] | None
+        self,
+        logits: int,
+        sequence: Sequence,
+        params: SamplingParams,
+        draw: Draw,
+        banned: array[int] | None,
+        allowed: array[int] | None = None,
     ) -> tuple[int, TokenLogprob | None]:
         """The token at position `len(sequence.tokens)`, and its log probability if `params` needs it.
 
-        `draw` is what `new_draw` made; tokens in `banned` cannot be drawn.
+        `draw` is what `new_draw` made; tokens in `banned` cannot be drawn, nor those whose bit in `allowed` is not set.
         """
         self._look_at(sequence, params, draw, banned)
+        draw.allow(allowed)
         needed = params.logprobs or params.withholds
         token, logprob, top = self._native.draw(logits, draw, params.top_logprobs if needed else None)
         return token, None if logprob is None else TokenLogprob(token, logprob, top)

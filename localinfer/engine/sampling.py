@@ -9,6 +9,7 @@ from typing import Any
 
 from localinfer.engine.checks import number, whole, wrong
 from localinfer.errors import LocalInferError
+from localinfer.text.grammar import Grammar
 
 # The sampler calculates with logits in float32: what is further out makes them infinite, and means nothing.
 LARGEST, SMALLEST_DIVISOR = 1e9, 1e-9
@@ -83,6 +84,10 @@ class SamplingParams:
     unfinished answers are kept whose log probabilities (of the logits after 1 and 2) add up to most; finished ones are
     ranked by that sum divided by length ** `length_penalty`, and the search ends as soon as w are finished and no
     unfinished one ranks before the last of these as it stands. The n that rank first are given.
+
+    With a `grammar` only tokens can be drawn with which the answer can still come to fit it, and those that the model
+    ends with only where it fits; it ends where nothing may follow, whatever `min_tokens` says. An answer that is cut
+    off by `max_tokens` fits up to there.
     """
 
     temperature: float = 0.0
@@ -109,6 +114,7 @@ class SamplingParams:
     beam_width: int = 0
     length_penalty: float = 1.0
     loop_detection: bool = False
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)  # the class is frozen
@@ -132,6 +138,8 @@ class SamplingParams:
                 raise wrong(name, getattr(self, name), "True or False")
         put("logprobs", self.logprobs or self.top_logprobs > 0)
         put("logit_bias", _bias(self.logit_bias))
+        if not isinstance(self.grammar, Grammar | None):
+            raise wrong("grammar", self.grammar, "a Grammar (localinfer/text/grammar.py), or None")
         self._check_choices()
 
     def _check_choices(self) -> None:
@@ -141,7 +149,7 @@ class SamplingParams:
             return
         if self.beam_width < self.n:
             raise wrong("beam_width", self.beam_width, f">= n, which is {self.n}")
-        for name, needed in (("temperature", 0), ("best_of", None), ("loop_detection", False)):
+        for name, needed in (("temperature", 0), ("best_of", None), ("loop_detection", False), ("grammar", None)):
             if getattr(self, name) != needed:
                 raise wrong(name, getattr(self, name), f"{needed!r} for a beam search")
 

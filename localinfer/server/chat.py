@@ -48,6 +48,7 @@ class ChatTask(Task[ChatCompletionRequest]):
             logprobs=bool(fields.logprobs),
             top_logprobs=fields.top_logprobs or 0,
         )
+        self.prepare(params)
         skip_special = self.skip_special
         return [Job(prompt, params, lambda: llm.tokenizer.detokenizer(skip_special=skip_special), fields.priority or 0)]
 

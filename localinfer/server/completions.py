@@ -61,6 +61,7 @@ class CompletionTask(Task[CompletionRequest]):
             ids = self._ids(prompt)
             room = room_for_answer(len(ids), llm.context, wanted, "prompt")
             params = sampling_params(fields, DEFAULTS, room, **more)
+            self.prepare(params)
             jobs.append(Job(ids, params, self._new_decoder, fields.priority or 0))
         return jobs
 

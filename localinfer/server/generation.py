@@ -16,8 +16,10 @@ from starlette.responses import Response
 
 from localinfer import __version__
 from localinfer.engine.request import Output, Request
+from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.thread import Answers, Job
-from localinfer.server.errors import as_api_error
+from localinfer.errors import LocalInferError
+from localinfer.server.errors import as_api_error, invalid
 from localinfer.server.fields import Body, read_body
 from localinfer.server.handling import has_left, recorded, while_connected
 from localinfer.server.record import CLIENT_LEFT, RequestRecord
@@ -70,6 +72,14 @@ class Task(ABC, Generic[Fields]):
     @abstractmethod
     def events(self, outputs: Sequence[Output]) -> bytes:
         """Events for what a step brought; may be none."""
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Compiles a grammar in this thread, and not where all answers would wait for it. ApiError if it is wrong."""
+        if params.grammar is not None:
+            try:
+                self.model.llm.engine.prepare(params.grammar)
+            except LocalInferError as error:
+                raise invalid(error.message, param="response_format", code="unsupported_grammar") from error
 
     def start(self, requests: list[Request]) -> None:
         """The engine has accepted the jobs."""

@@ -7,6 +7,7 @@ from typing import Any
 from localinfer.engine.sampling import SamplingParams
 from localinfer.server.errors import ApiError, invalid
 from localinfer.server.schemas.sampling import SamplingFields
+from localinfer.server.structured import grammar_of
 
 # Fields that have the engine's name and meaning.
 _SAME = (
@@ -46,7 +47,7 @@ def sampling_params(
     if fields.use_beam_search:
         given["beam_width"] = more.pop("best_of", None) or fields.n or 1
         given.setdefault("temperature", 0.0)
-    return base.changed(max_tokens=max_tokens, **given, **more)
+    return base.changed(max_tokens=max_tokens, grammar=grammar_of(fields), **given, **more)
 
 
 def room_for_answer(prompt_tokens: int, context: int, wanted: int | None, what: str) -> int | None:

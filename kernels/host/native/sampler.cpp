@@ -99,6 +99,7 @@ struct Draw {
     Tokens banned;       // cannot be drawn
     Tokens biased;       // ids, ...
     const float* bias;   // ... and what is added to the logit of each
+    const uint32_t* allowed; // a bit per token of the vocabulary, the lowest first: what may be drawn; null: all
 };
 
 bool well_formed(const Tokens& t) { return t.count >= 0 && (t.count == 0 || t.ids != nullptr); }
@@ -200,15 +201,31 @@ private:
         return std::all_of(t.ids, t.ids + t.count, [&](int32_t id) { return id >= 0 && id < vocab_; });
     }
 
-    // The row with bias, penalties and bans; null if a token id is out of range.
+    // The row with bias, penalties, bans and what a grammar allows; null if a token id is out of range.
     const float* adjusted(const float* logits, const Draw& p) {
         if (!inside(p.seen) || !inside(p.banned) || !inside(p.biased)) return nullptr;
-        if (p.seen.count == 0 && p.banned.count == 0 && p.biased.count == 0) return logits;
+        if (p.seen.count == 0 && p.banned.count == 0 && p.biased.count == 0 && p.allowed == nullptr) return logits;
         std::copy_n(logits, vocab_, row_.get());
         for (int32_t i = 0; i < p.biased.count; ++i) row_[p.biased.ids[i]] += p.bias[i];
         penalize(p);
         for (int32_t i = 0; i < p.banned.count; ++i) row_[p.banned.ids[i]] = -kInfinity;
+        if (p.allowed != nullptr) forbid_others(p.allowed);
         return row_.get();
+    }
+
+    // Mostly whole words of tokens are forbidden, or allowed.
+    void forbid_others(const uint32_t* allowed) {
+        for (int32_t first = 0; first < vocab_; first += 32) {
+            const uint32_t word = allowed[first / 32];
+            const int32_t count = std::min(32, vocab_ - first);
+            if (word == 0) {
+                std::fill_n(row_.get() + first, count, -kInfinity);
+            } else if (word != 0xFFFFFFFF) {
+                for (int32_t i = 0; i < count; ++i) {
+                    if (!(word >> i & 1)) row_[first + i] = -kInfinity;
+                }
+            }
+        }
     }
 
     void penalize(const Draw& p) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -31,12 +31,43 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    """`schema` is always enforced, whatever `strict` says."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """Any text, any JSON object (or one of `schema`), or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+    schema: dict[str, Any] | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """vLLM's: one of these. A `grammar` may be written in GBNF or for Lark."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class SamplingFields(msgspec.Struct, kw_only=True):
     """None stands for "not given", as in the JSON of many clients.
 
     Beyond OpenAI's: top_k, min_p, typical_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos,
     skip_special_tokens, use_beam_search, length_penalty and priority as in vLLM (of a lower priority number comes
     first), and loop_detection, which ends an answer that repeats itself with the finish reason "loop".
+
+    What an answer has to look like is said by response_format, by vLLM's structured_outputs or its older guided_json,
+    guided_regex, guided_choice and guided_grammar, or by llama.cpp's json_schema and grammar (GBNF). It is enforced
+    token by token; what cannot be enforced of it is refused.
     """
 
     model: str | None = None
@@ -63,6 +94,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     length_penalty: float | None = None
     loop_detection: bool | None = None
     priority: Priority | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    grammar: str | None = None
 
 
 class PromptTokensDetails(msgspec.Struct):

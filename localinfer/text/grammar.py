@@ -1,0 +1,218 @@
+"""What an answer may look like: JSON schemas, regular expressions and grammars, through llguidance.
+
+A `Grammar` is what was asked for. `Grammars`, one per loaded model, makes `Constraint`s of it, one per answer, which
+say before every token which tokens may come next. What llguidance cannot enforce is refused with its words, never
+left out: an answer that is complete always fits its grammar.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from localinfer.errors import LocalInferError
+
+if TYPE_CHECKING:
+    from localinfer.text.tokenizer import Tokenizer
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "gbnf", "choice"]
+
+REMEMBERED = 64  # compiled grammars per model: compiling may take a second
+LONGEST = 1 << 20  # characters of a grammar
+# Between the parts of JSON. A small model that may put any number of spaces there sometimes puts nothing else.
+_WHITESPACE = r"[ \n\r\t]{0,20}"
+_NAMES = {
+    "json_schema": "JSON schema",
+    "json_object": "JSON grammar",
+    "regex": "regular expression",
+    "choice": "list of choices",
+}
+_ANY_OBJECT = '{"type": "object"}'
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A kind, and its text: a JSON schema, a regular expression, a grammar of Lark or GBNF, a JSON list of choices.
+
+    "json_object" is any JSON object and has no text. LocalInferError if it makes no sense whatever the model.
+    """
+
+    kind: GrammarKind
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(GrammarKind):
+            raise LocalInferError(
+                f"a grammar of kind {self.kind!r} is not known", f"known are {', '.join(get_args(GrammarKind))}"
+            )
+        if len(self.text) > LONGEST:
+            raise LocalInferError(f"the {self.name} has {len(self.text)} characters; {LONGEST} are the most")
+        if self.kind == "choice":
+            choices = _decoded(self.text)
+            if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
+                raise LocalInferError("choices must be a list of texts, at least one, none of them empty")
+        if self.kind == "json_schema" and not isinstance(_decoded(self.text), dict | bool):
+            raise LocalInferError("the JSON schema must be an object")
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return _NAMES.get(self.kind, "grammar")
+
+
+def json_schema(schema: Any) -> Grammar:
+    """The grammar of a JSON schema that is given as Python objects."""
+    import json
+
+    try:
+        return Grammar("json_schema", json.dumps(schema))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise LocalInferError(f"the JSON schema cannot be written as JSON: {error}") from error
+
+
+def choice(texts: Sequence[str]) -> Grammar:
+    """The answer is one of these texts."""
+    import json
+
+    return Grammar("choice", json.dumps(list(texts)))
+
+
+def _decoded(text: str) -> Any:
+    import json
+
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise LocalInferError(f"it is no JSON: {error}") from error
+
+
+class Constraint:
+    """What the next token of one answer may be. One thread uses it."""
+
+    def __init__(self, matcher: Any, tokens: int, vocab_size: int, name: str) -> None:
+        """`matcher` knows `tokens` tokens; `vocab_size` is how many logits there are."""
+        self._matcher = matcher
+        self._bits = array("I", bytes(4 * _words_of(max(tokens, vocab_size))))
+        self._filled = 4 * _words_of(tokens)  # bytes; no bit behind them is ever set
+        self._name = name
+
+    def allowed(self) -> array[int]:
+        """A bit per token of the vocabulary, words of 32, the lowest bit first; valid until the next call.
+
+        LocalInferError if the grammar has become too complex to go on.
+        """
+        self._matcher.unsafe_compute_mask_ptr(self._bits.buffer_info()[0], self._filled)
+        self._check()
+        return self._bits
+
+    def accept(self, token: int) -> None:
+        """The token was drawn from those that are allowed."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer fits and nothing can follow it."""
+        return bool(self._matcher.is_stopped())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise LocalInferError(f"the answer cannot go on by its {self._name}: {_words(self._matcher.get_error())}")
+
+
+class Grammars:
+    """Makes constraints for one model. Any thread may call it.
+
+    `vocab_size` is that of the logits, which may have more places than the tokenizer has tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._native: Any = None
+        self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
+
+    def constraint(self, grammar: Grammar) -> Constraint:
+        """A constraint at its start. LocalInferError says what is wrong with the grammar, or not supported in it.
+
+        The first call prepares the vocabulary, and the first for a grammar compiles it: up to a second each.
+        """
+        with self._lock:
+            matcher = self._compiled.get(grammar)
+            if matcher is None:
+                matcher = self._compile(grammar)
+                self._compiled[grammar] = matcher
+                if len(self._compiled) > REMEMBERED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return Constraint(matcher.deep_copy(), self._native.vocab_size, self._vocab_size, grammar.name)
+
+    def _compile(self, grammar: Grammar) -> Any:
+        from llguidance import LLMatcher
+
+        if self._native is None:
+            self._native = _native_tokenizer(self._tokenizer)
+        try:
+            matcher = LLMatcher(self._native, _source(grammar), log_level=0)
+        except ValueError as error:
+            raise LocalInferError(f"the {grammar.name} cannot be used: {_words(str(error))}") from error
+        if matcher.is_error():
+            raise LocalInferError(f"the {grammar.name} cannot be used: {_words(matcher.get_error())}")
+        if warnings := matcher.get_grammar_warnings():  # it would be enforced in part only
+            raise LocalInferError(f"the {grammar.name} cannot be enforced in full: {_words(warnings[0])}")
+        return matcher
+
+
+def _source(grammar: Grammar) -> str:
+    """The grammar as llguidance reads it."""
+    from llguidance import LLMatcher, grammar_from
+
+    if grammar.kind in ("json_schema", "json_object"):
+        schema = grammar.text or _ANY_OBJECT
+        options: Any = {"whitespace_pattern": _WHITESPACE}
+        return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+    return str(grammar_from(grammar.kind, grammar.text))
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance asks for it, which wants to know the tokens of a text where nothing else can come."""
+
+    native: Any = None  # llguidance's own form of it
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = tokenizer.eos_id if tokenizer.eos_id is not None else min(tokenizer.stop_ids, default=0)
+        self.bos_token_id = tokenizer.bos_id
+        ids = range(tokenizer.vocab_size)
+        self.tokens = [tokenizer.token_bytes(i) for i in ids]
+        self.special_token_ids = [i for i in ids if tokenizer.is_special(i)]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        tokens = list(self._tokenizer.encode(text, add_special=False, parse_special=False))
+        spelt = text.encode() if isinstance(text, str) else text
+        if b"".join(self.tokens[token] for token in tokens) == spelt:
+            return tokens
+        return list(self.native.greedy_tokenize(spelt.decode("utf-8", "replace")))  # a space was put in front, perhaps
+
+
+def _native_tokenizer(tokenizer: Tokenizer) -> Any:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    vocabulary = _Vocabulary(tokenizer)
+    vocabulary.native = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=sorted(tokenizer.stop_ids) or None)
+    return vocabulary.native
+
+
+def _words_of(bits: int) -> int:
+    return -(-bits // 32)
+
+
+def _words(complaint: str) -> str:
+    """llguidance's complaints without the places in its own source."""
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+    return "; ".join(lines[:3]) or "llguidance gives no reason"
