@@ -147,18 +147,15 @@ def _print(found: dict[str, Any]) -> None:
     )
     if "against" in predictions:
         note(f"against {predictions['against']}")
-    emit_table(
-        ("", "value", "standard error"), [_row(name, value) for name, value in predictions.items() if name in _NAMES]
-    )
+    rows = [_row(title, predictions[name]) for name, title in _NAMES.items() if name in predictions]
+    rows += [_row(f"recall in {one['length']} tokens", one["accuracy"]) for one in found.get("recall", ())]
+    calls = found.get("tool_calls", {})
+    rows += [_row(title, calls[name]) for name, title in _CALLS.items() if name in calls]
+    emit_table(("", "value", "standard error"), rows)
     for one in found.get("recall", ()):
-        depths = [depth for depth, right in one["right_at_depth"].items() if not right]
-        wrong = f", lost at depth {', '.join(depths)}" if depths else ""
-        note(f"recall in {one['length']} tokens: {_part(one['accuracy'])}{wrong}")
-    if "tool_calls" in found:
-        calls = found["tool_calls"]
-        parts = ", ".join(f"{name} {_part(calls[name])}" for name in ("json", "function", "arguments"))
-        note(f"tool calls, {calls['asked']} requests: {parts}")
-    aside("errors are those of a mean over independent windows of the text (docs/evaluate.md)")
+        if lost := [depth for depth, right in one["right_at_depth"].items() if not right]:
+            note(f"in {one['length']} tokens, facts at these depths were not recalled: {', '.join(lost)}")
+    aside("errors are of means over independent windows of the text, or over independent questions (docs/evaluate.md)")
 
 
 # figure -> how it is called in the table
@@ -175,15 +172,18 @@ _NAMES = {
 }
 
 
-def _row(name: str, value: Any) -> tuple[str, str, str]:
+_CALLS = {
+    "json": "tool calls that are JSON",
+    "function": "tool calls of the right function",
+    "arguments": "tool calls with the right arguments",
+}
+
+
+def _row(title: str, value: Any) -> tuple[str, str, str]:
     if not isinstance(value, dict):
-        return _NAMES[name], f"{value:.5g}", ""
+        return title, f"{value:.5g}", ""
     error = "" if value["error"] is None else f"{value['error']:.2g}"
-    return _NAMES[name], f"{value['value']:.5g}", error
-
-
-def _part(figure: dict[str, float]) -> str:
-    return f"{100 * figure['value']:.0f} % ± {100 * figure['error']:.0f}"
+    return title, f"{value['value']:.5g}", error
 
 
 class _ProgressLine:

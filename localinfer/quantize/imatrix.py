@@ -6,8 +6,8 @@ number of calls; then the number of chunks (int32), and the length (int32) and t
 may be missing.
 
 The new form is a GGUF file: general.type is "imatrix"; imatrix.datasets, imatrix.chunk_count and imatrix.chunk_size
-describe the text; for each tensor NAME there are `NAME.in_sum2` float32 `[1, cols]`, sums of x² by column, and
-`NAME.counts` float32 `[1, 1]`, the number of rows that were added. (Models of experts have one row for each.)
+describe the text; for each tensor NAME there are `NAME.in_sum2` float32 `[cols]`, sums of x² by column, and
+`NAME.counts` float32 `[1]`, the number of rows that were added. (Models of experts have a row for each expert.)
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _gguf(entries: dict[str, InputStatistics], dataset: str, chunks: int, size: 
     for name, found in entries.items():
         contents[name + _SUMS] = found.squares.astype(np.float32)
         contents[name + _COUNTS] = np.array([found.rows], np.float32)
-    tensors = [TensorInfo(name, TYPES["F32"], (1, len(values))) for name, values in contents.items()]
+    tensors = [TensorInfo(name, TYPES["F32"], (len(values),)) for name, values in contents.items()]
     layout = GGUFLayout({key: encode_value(value) for key, value in pairs.items()}, tensors)
     yield layout.header
     position = len(layout.header)
