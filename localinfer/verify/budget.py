@@ -79,6 +79,6 @@ BUDGETS: dict[str, Budget] = {
     "IQ2_S": Budget(block=16, tensor=4, share=0.08, reach=170),
     "IQ2_XS": Budget(block=10, tensor=4, share=0.12, reach=170),
     "IQ2_XXS": Budget(block=20, tensor=4.5, share=0.15, reach=170),
-    "IQ1_S": Budget(block=9, tensor=2.6, share=0.3, reach=17),
-    "IQ1_M": Budget(block=9, tensor=2.6, share=0.3, reach=17),
+    "IQ1_S": Budget(block=14, tensor=2.6, share=0.3, reach=17),
+    "IQ1_M": Budget(block=14, tensor=2.6, share=0.3, reach=17),
 }

@@ -10,10 +10,9 @@ weights, and nothing need be known about the search for its scales:
                computed in 32 bits and stored in 16 (IQ4_NL, IQ4_XS, TQ1_0, TQ2_0)
     rescaled   every weight lies nearest to its own level under some scale (and minimum), not too far from the stored
                one: Q4_0, Q4_1, Q5_0, Q5_1, where the scale is replaced by a weighted mean when the levels are chosen
-    signs      every weight has its own sign: types that choose magnitudes from a code book and store signs beside
-    parity     the same, but of a group of eight with an odd number of minus signs one sign is wrong
-    split      some two borders split a run of weights in three such that every group whose thirds are in the code
-               book has just them (IQ1_S, IQ1_M)
+    book       every group of weights has an entry that its rounding leads to under some scale, and every weight its
+               sign, but for one of eight where the format wants an even number of minus signs (IQ2, IQ3; books.py)
+    split      every group has the entry that splitting the sorted weights at some two borders leads to (IQ1)
 
 A weight beyond the outermost level belongs to it. Rules are exact, up to what float32 arithmetic loses: one weight on
 the wrong side of a border, and the block was not made from these weights. So changes far smaller than a step are found,
@@ -30,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localinfer.kernels.reference.dequantize import DEQUANTIZERS
+from localinfer.verify.books import BOOKS, NO_WEIGHT, unexplained_runs, untouched_runs
 from localinfer.verify.grids import GRIDS, Levels, Placed, place
 
 Array = npt.NDArray[Any]
@@ -45,6 +45,7 @@ _HALF_ULP, _HALF_SPACING = 2.0**-11, 2.0**-25
 # The scale that chose the levels over the one stored. A weighted mean of weights / levels can be off by 2; with a
 # minimum beside it searches went to 3.3, with importances that differ ten-thousandfold.
 _MOST_RESCALED = 4.0
+_HALF_STEP = np.float32(0.5)  # what is told where it cannot be measured
 _PAIRS_AT_ONCE = 4096  # blocks whose weights are compared two by two
 
 
@@ -52,7 +53,7 @@ _PAIRS_AT_ONCE = 4096  # blocks whose weights are compared two by two
 class Rule:
     """`excess(weights [n, size], data, values [n, size])` is float32 [n]: by how much each block breaks the rule.
 
-    0 where it obeys. In steps of its grid; for signs in units of the block's mean magnitude. `data` are the n blocks,
+    0 where it obeys. In steps of its grid; of signs, in units of the block's mean magnitude. `data` are the n blocks,
     `values` what they stand for.
     """
 
@@ -197,33 +198,57 @@ def _steps_of_gap(gap: Doubles, misplaced: Array, extent: Doubles) -> Floats:
     return np.where(misplaced, np.maximum(excess, 0.5), excess).astype(np.float32)
 
 
-# ---- signs -----------------------------------------------------------------------------------------------------------
+# ---- code books ------------------------------------------------------------------------------------------------------
 
 
-def _signs(weights: Floats, data: Any, values: Floats) -> Floats:
-    return _wrong_signs(weights, values).max(axis=1)
+def _from_book(type_name: str, wrong_signs: Callable[[str, Floats, Floats], Floats]) -> Rule:
+    def excess(weights: Floats, data: Any, values: Floats) -> Floats:
+        unexplained = unexplained_runs(type_name, weights, data, values)
+        signs = np.where(untouched_runs(type_name, values), np.float32(0), wrong_signs(type_name, weights, values))
+        return np.maximum(signs, np.where(unexplained, _HALF_STEP, np.float32(0))).max(axis=1)
+
+    return Rule("book", excess)
 
 
-def _parity(weights: Floats, data: Any, values: Floats) -> Floats:
-    wrong = _wrong_signs(weights, values).reshape(len(weights), -1, 8)
-    odd = (weights < 0).reshape(wrong.shape).sum(axis=2) % 2 == 1
-    ordered = np.sort(wrong, axis=2)
-    # The second-largest one, where one is expected; where that one is missing, the change at least undid it.
-    excess = np.where(odd, ordered[:, :, 6], ordered[:, :, 7])
-    alive = np.abs(values).reshape(wrong.shape).max(axis=2) > 0
-    undone = odd & alive & (ordered[:, :, 7] == 0)
-    return np.where(undone, np.float32(0.01), excess).max(axis=1).astype(np.float32)
+def _split(type_name: str) -> Rule:
+    def excess(weights: Floats, data: Any, values: Floats) -> Floats:
+        unexplained = unexplained_runs(type_name, weights, data, values).any(axis=1)
+        return np.where(unexplained, _HALF_STEP, np.float32(0))
+
+    return Rule("split", excess)
 
 
-def _wrong_signs(weights: Floats, values: Floats) -> Floats:
-    """How far beyond zero each weight lies whose sign is wrong, over the mean magnitude of its block's values."""
+def _every_sign(type_name: str, weights: Floats, values: Floats) -> Floats:
+    """By how much the worst weight with a wrong sign lies beyond zero, [n, runs]."""
+    beyond = _beyond_zero(weights, values, _wrong_signs(weights, values))
+    worst: Floats = beyond.reshape(len(weights), -1, BOOKS[type_name].run).max(axis=2)
+    return worst
+
+
+def _even_signs(type_name: str, weights: Floats, values: Floats) -> Floats:
+    """The same where a group of eight with an odd number of minus signs has one sign wrong, whichever."""
+    wrong = _wrong_signs(weights, values)
+    beyond = np.sort(_beyond_zero(weights, values, wrong).reshape(len(weights), -1, 8), axis=2)
+    odd = (weights < 0).reshape(beyond.shape).sum(axis=2) % 2 == 1
+    settled = values.reshape(beyond.shape).any(axis=2) & (
+        np.abs(weights).reshape(beyond.shape).max(axis=2) >= NO_WEIGHT
+    )
+    missing = odd & settled & ~wrong.reshape(beyond.shape).any(axis=2)
+    excess = np.where(missing, _HALF_STEP, np.where(odd, beyond[:, :, 6], beyond[:, :, 7]))
+    worst: Floats = excess.reshape(len(weights), -1, BOOKS[type_name].run // 8).max(axis=2)
+    return worst
+
+
+def _wrong_signs(weights: Floats, values: Floats) -> Array:
+    return np.asarray(np.signbit(values) != (weights < 0))
+
+
+def _beyond_zero(weights: Floats, values: Floats, wrong: Array) -> Floats:
+    """How far beyond zero weights with a wrong sign lie, over their block's mean magnitude; 0 for hardly any weight."""
     magnitude = np.abs(values).mean(axis=1, keepdims=True)
-    wrong = (np.signbit(values) != (weights < 0)) & (magnitude > 0)
-    tiny = np.float32(1e-30)
-    return np.where(wrong, np.maximum(np.abs(weights) / np.maximum(magnitude, tiny), tiny), np.float32(0))
-
-
-_SIGNS, _PARITY = Rule("signs", _signs), Rule("parity", _parity)
+    counted = wrong & (magnitude > 0) & (np.abs(weights) >= NO_WEIGHT)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(counted, np.abs(weights) / magnitude, np.float32(0))
 
 
 # ---- no rule ---------------------------------------------------------------------------------------------------------
@@ -243,6 +268,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **{name: (_nearest(name),) for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "NVFP4")},
     **{name: (_nearest(name), _rounded(name)) for name in ("Q8_0", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0")},
     **{name: (_nearest(name), _rescaled(name)) for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1")},
-    **dict.fromkeys(("IQ2_S", "IQ3_S"), (_SIGNS,)),
-    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ3_XXS"), (_PARITY,)),
+    **{name: (_from_book(name, _every_sign),) for name in ("IQ2_S", "IQ3_S")},
+    **{name: (_from_book(name, _even_signs),) for name in ("IQ2_XXS", "IQ2_XS", "IQ3_XXS")},
+    **{name: (_split(name),) for name in ("IQ1_S", "IQ1_M")},
 }
