@@ -41,6 +41,8 @@ _SPECIAL = {
     "pad": "padding_token_id",
     "mask": "mask_token_id",
 }
+_CUSTOM = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}  # of SentencePiece models, where nothing says otherwise
+_PREFIXES = {"always": "every", "first": "first", "never": "none"}  # Metaspace's words
 _SAMPLING = {
     "temperature": "temp",
     "top_k": "top_k",
@@ -120,7 +122,7 @@ def _from_tokenizer_json(path: Path) -> Vocabulary:
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             raise UnsupportedError(f"{path}: BPE with {key} {model[key]!r} is not supported")
-    added = _added_tokens(data.get("added_tokens") or [], path)
+    added = _added_tokens(data.get("added_tokens", []), path)
     tokens = _by_id([*vocab.items(), *((token.content, token.id) for token in added)], path)
     merges = _merges(model.get("merges"), path)
     split, byte_level = name_of_split(data, bool(model.get("ignore_merges")), path)
@@ -136,9 +138,8 @@ def _from_tokenizer_json(path: Path) -> Vocabulary:
         vocabulary.space_prefix = _space_prefix(data, vocab, path)
         if not model.get("byte_fallback") and not vocabulary.types:
             raise UnsupportedError(f"{path}: BPE on characters without byte_fallback is not supported")
-    unknown = vocab.get(model.get("unk_token"))
-    if isinstance(unknown, int):
-        vocabulary.types[unknown] = UNKNOWN
+    if isinstance(unknown := model.get("unk_token"), str) and unknown in vocab:
+        vocabulary.types[vocab[unknown]] = UNKNOWN
     vocabulary.added = added
     vocabulary.starts, vocabulary.ends = _template(data.get("post_processor"), path)
     return vocabulary
@@ -239,8 +240,10 @@ def _space_prefix(data: Mapping[str, Any], vocab: Mapping[str, int], path: Path)
         match step:
             case {"type": "Metaspace", "replacement": "▁"}:
                 escapes = True
-                scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
-                prefix = {"always": "every", "first": "first"}.get(scheme, "none")
+                scheme = str(step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never"))
+                if scheme not in _PREFIXES:
+                    raise UnsupportedError(f"{path}: Metaspace with prepend_scheme {scheme[:40]!r} is not supported")
+                prefix = _PREFIXES[scheme]
                 if step.get("split", True) and any(_SPACE in piece[1:] for piece in vocab):
                     raise UnsupportedError(f"{path}: Metaspace that splits, with tokens of several words")
             case {"type": "Split", "pattern": {"String": " "}, "invert": False}:
@@ -375,6 +378,8 @@ def _special_tokens(
             ids[kind] = by_text[text]
         elif candidates := _ids(config.get(f"{kind}_token_id"), vocabulary):
             ids[kind] = candidates[0]
+        elif vocabulary.model == "llama" and _CUSTOM.get(kind) in by_text:
+            ids[kind] = by_text[_CUSTOM[kind]]
     stop = _ids(generation.get("eos_token_id"), vocabulary) or _ids(config.get("eos_token_id"), vocabulary)
     if stop:
         ids.setdefault("eos", stop[0])
