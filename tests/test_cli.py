@@ -23,6 +23,7 @@ from localinfer import __version__
 from localinfer.cli import output
 from localinfer.cli.loading import recommended_sampling
 from localinfer.cli.main import COMMANDS, READER_LEFT, build_app, execute
+from localinfer.cli.output import size
 from localinfer.engine.plan import CHUNK
 from localinfer.engine.sampling import SamplingParams
 from localinfer.hub.catalog import CATALOG
@@ -286,7 +287,8 @@ def test_list_tells_what_is_there(scripted: str, capsys: Capture) -> None:
     install("mine", scripted)
     assert execute(["list"]) == 0
     path = models_folder() / "mine" / "model.gguf"
-    assert capsys.readouterr().out == f"name\tsize\tpath\nmine\t5 B\t{path}\n"
+    table = f"name\ton disk\tlicence\tpath\nmine\t{size(path.stat().st_blocks * 512)}\t\t{path}\n"
+    assert capsys.readouterr().out == table
     assert execute(["list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed["installed"][0]["path"] == str(path)
@@ -296,7 +298,7 @@ def test_list_tells_what_is_there(scripted: str, capsys: Capture) -> None:
     capsys.readouterr()
     assert execute(["list"]) == 0
     captured = capsys.readouterr()
-    assert captured.out == f"name\tsize\tpath\nmine\t5 B\t{path}\n"
+    assert captured.out == table
     assert "not usable: " in captured.err
     assert "broken/record.json cannot be read" in captured.err
     assert execute(["list", "--json"]) == 0

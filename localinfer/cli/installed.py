@@ -34,8 +34,8 @@ def command(json: Annotated[bool, typer.Option("--json", help="Print one JSON ob
         )
         return
     if models:
-        rows = [(m.name, size(m.size), size(use[m.name]), m.licence, m.path) for m in models]
-        emit_table(("name", "size", "on disk", "licence", "path"), rows)
+        rows = [(m.name, size(use[m.name]), m.licence, m.path) for m in models]
+        emit_table(("name", "on disk", "licence", "path"), rows)
         note(f"{size(sum(use.values()))} on the disk in {len(models)} model{'s' if len(models) > 1 else ''}")
     elif not problems:
         note("no model is installed")
