@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -180,6 +181,7 @@ def compare(source: Prepared, target: str, folder: Path, judge: Judge, peer: Pee
         settings = {"tensors": allowed} | wishes
         quantize(Wishes(source.path, output=path, measure=False, force=True, **settings), Quiet())
         rows.append(judge.row(source, target, what, path, time.perf_counter() - start))
+        print(f"{what}: {rows[-1].kl:.5f} ({rows[-1].size})", file=sys.stderr, flush=True)
         if "fit" in wishes and path.stat().st_size > theirs.stat().st_size:
             raise SystemExit(f"error: {path} is larger than {theirs}")
     return rows

@@ -252,7 +252,7 @@ def test_bytes_depend_neither_on_threads_nor_on_pieces(
 # ---- interruptions -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", [0.01, 0.4, 0.9])
+@pytest.mark.parametrize("part", [0.0, 0.4, 0.9])
 def test_an_interrupted_run_is_gone_on_with(part: float, source: Path, tmp_path: Path, monkeypatch: Any) -> None:
     expected = sha256(run(source, "q4_k_m", tmp_path / "whole.gguf"))
     output = tmp_path / "out.gguf"
@@ -265,7 +265,7 @@ def test_an_interrupted_run_is_gone_on_with(part: float, source: Path, tmp_path:
     quantize(Wishes(source, "q4_k_m", output=output, measure=False), heard)
     assert sha256(output) == expected
     with open_gguf(source) as file:
-        assert (len(made) < len(file.tensors)) == (part > 0.1)
+        assert (len(made) < len(file.tensors)) == (part > 0)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
         name + end for name in ("whole.gguf", "out.gguf") for end in ("", ".provenance.json")
     )

@@ -1,5 +1,7 @@
 """`localinfer quantize SOURCE --to TYPE`"""
 
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localinfer.cli.options import Json
-from localinfer.cli.output import emit, emit_json, emit_table, size
+from localinfer.cli.output import emit, emit_json, emit_table, note, size
+from localinfer.cli.progress import LINE_SECONDS, TerminalReport
 
 if TYPE_CHECKING:
     from localinfer.quantize.pipeline import Result
+
+SHOW_EVERY = 0.2  # seconds between updates of a line on a terminal
 
 
 def command(
@@ -56,7 +61,6 @@ def command(
     The same source, type and calibration give the same bytes everywhere; what was done stands in the file. The same
     command goes on with a run that was interrupted.
     """
-    from localinfer.cli.progress import TerminalReport
     from localinfer.hub.store import resolve
     from localinfer.quantize.pipeline import Wishes, quantize
 
@@ -73,12 +77,36 @@ def command(
         measure=report,
         statement=statement,
     )
-    with TerminalReport() as terminal:
+    with _Terminal() as terminal:
         result = quantize(wishes, terminal)
     if json:
         emit_json(describe(result))
     else:
         _print(result)
+
+
+class _Terminal(TerminalReport):
+    """Tells bytes as bytes, and everything else, which is counted in tokens or tensors, in percent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told, self._next = "", 0.0
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        if what == "quantizing" or what.startswith("loading"):
+            super().progress(what, done, total)
+            return
+        now = time.monotonic()
+        if what == self._told and now < self._next:
+            return
+        terminal = sys.stderr.isatty()
+        self._told, self._next = what, now + (SHOW_EVERY if terminal else LINE_SECONDS)
+        text = f"{what}: {100 * done // max(total, 1)} %"
+        if terminal:
+            self._close()
+            print(f"\r\x1b[K{text}\r", end="", file=sys.stderr, flush=True)
+        else:
+            note(text)
 
 
 def _tensor_types(text: str) -> tuple[str, list[str]]:

@@ -104,13 +104,14 @@ class CompressedJob(Job):
         self.scheme = scheme
         self.tensor = source
         self.calibration = calibration if scheme else NONE
-        self.method = SCHEMES[scheme].method if scheme else COPY
+        method = SCHEMES[scheme].method if scheme else COPY
         if self.calibration.hessian is not None:
-            self.method = self.method.replace("-1", "-feedback-1")
+            method = method.replace("-1", "-feedback-1")
         self.infos = _infos(source, scheme)
         super().__init__(
             source,
             {info.name: info.nbytes for info in self.infos},
+            method,
             row_unit=SCHEMES[scheme].row_unit if scheme else 1,
             alone=self.calibration.hessian is not None,
         )

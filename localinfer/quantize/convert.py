@@ -48,10 +48,9 @@ class GGUFJob(Job):
             method = FEEDBACK_METHODS["feedback"]
         else:
             method = METHODS["search"]
-        super().__init__(tensor, {tensor.name: choice.nbytes}, alone=calibration.hessian is not None)
+        super().__init__(tensor, {tensor.name: choice.nbytes}, method, alone=calibration.hessian is not None)
         self.tensor = tensor
         self.choice = choice
-        self.method = method
         self.calibration = calibration
 
     def convert(self, start: int, rows: int, threads: int) -> list[Part]:

@@ -112,13 +112,10 @@ def measure(
 def fit(measured: Measured, first: Mix, limit: int, size: Callable[[Mix], int]) -> Mix:
     """The mix whose file, of `size(mix)` bytes, is as large as may be but not larger than `limit`.
 
-    `first` is a mix whose tensors alone would fill it. Headers depend on what they say: three rounds come to rest.
+    `first` is a mix whose tensors alone would fill it. Headers depend on what they say, so it takes a few rounds.
     """
     found = first
-    for _ in range(3):
-        over = size(found) - limit
-        if over <= 0:
-            break
+    while (over := size(found) - limit) > 0:
         found = measured.mix(int(found.recipe["budget"]) - over)
     return found
 

@@ -23,7 +23,9 @@ from localinfer.quantize.recipes import ALIASES, RECIPES, Choice, choose, find_r
 from localinfer.quantize.sensitivity import Prober
 from localinfer.quantize.source import describe_source, is_quantized, shape_of, source_files, weights_in
 
-_PROBE_WINDOW, _PROBE_WINDOWS = 256, 8  # of the calibration text, over which sensitivities are measured
+_PROBE_WINDOW = 256  # tokens; sensitivities are measured over some windows of the calibration text
+_PROBE_WINDOWS = (2, 16)  # at least and at most; fewer for a large model
+_PROBE_WORK = 2e13  # multiplications that measuring all sensitivities may take
 _TYPES = tuple(dict.fromkeys(recipe.type for recipe in RECIPES.values()))  # that tensors may get
 _SLACK = 256  # of a header whose numbers are not known yet
 
@@ -103,7 +105,7 @@ def _quantize_to_gguf(wishes: Wishes, report: Report) -> Result:
         if ladder:
             recipe["tensors"] = {pattern: list(types) for pattern, types in wishes.tensors.items()}
         if mixed:
-            found = _mix(wishes, model, known, calibrate, ladder, report)
+            found = _mix(wishes, model, known, ladder, recipe, report)
             choices, file_type = found.choices, found.file_type
             recipe |= found.recipe
         else:
@@ -128,20 +130,30 @@ def _quantize_to_gguf(wishes: Wishes, report: Report) -> Result:
 
 
 def _mix(
-    wishes: Wishes, model: ModelFile, known: Known, calibrate: str, ladder: Mapping[str, Sequence[str]], report: Report
+    wishes: Wishes,
+    model: ModelFile,
+    known: Known,
+    ladder: Mapping[str, Sequence[str]],
+    recipe: Mapping[str, Any],
+    report: Report,
 ) -> Mix:
     """Types for so many bits per weight of all tensors, or for a file of a size, header included."""
     from localinfer.evaluate.windows import windows_of
     from localinfer.text.tokenizer import load_tokenizer
 
-    text = calibration_text(DEFAULT if is_statistics(calibrate) else calibrate)
-    windows = windows_of(load_tokenizer(model.metadata), text, _PROBE_WINDOW, _PROBE_WINDOWS)
+    text = calibration_text(DEFAULT if is_statistics(wishes.calibrate) else wishes.calibrate or DEFAULT)
+    least, most = _PROBE_WINDOWS
+    affordable = int(_PROBE_WORK / (weights_in(model) * len(model.tensors) * _PROBE_WINDOW))
+    count = min(most, max(least, affordable))
+    windows = windows_of(load_tokenizer(model.metadata), text, _PROBE_WINDOW, count)
     bits = bits_of(wishes.to)
     limit = bytes_of(wishes.fit) if bits is None else 0
     budget = limit - gguf_output.layout_of(model, [], 0, "").size if bits is None else budget_of(model, bits)
     measured = measure(Prober(model, known.of_all(model), wishes.threads), budget, windows, report, ladder)
     found = measured.mix(budget)
-    return found if bits is not None else fit(measured, found, limit, lambda mix: _size(wishes, model, known, mix))
+    return (
+        found if bits is not None else fit(measured, found, limit, lambda mix: _size(wishes, model, known, recipe, mix))
+    )
 
 
 def _ladder(wanted: Mapping[str, Sequence[str]], model: ModelFile) -> dict[str, Sequence[str]]:
@@ -158,13 +170,12 @@ def _ladder(wanted: Mapping[str, Sequence[str]], model: ModelFile) -> dict[str, 
     return ladder
 
 
-def _size(wishes: Wishes, model: ModelFile, known: Known, found: Mix) -> int:
+def _size(wishes: Wishes, model: ModelFile, known: Known, recipe: Mapping[str, Any], found: Mix) -> int:
     """How large a file of these choices will be."""
     jobs = [GGUFJob(model.tensor(choice.name), choice, known.of(choice.name)) for choice in found.choices]
     files = tuple(SourceFile(file.name, 0, UNKNOWN_HASH) for file in source_files(model, wishes.source))
-    recipe = {"name": wishes.fit, **found.recipe}
     source = describe_source(wishes.source, files)
-    draft = Provenance(__version__, source, recipe, known.describe(), gguf_output.records(jobs, {}))
+    draft = Provenance(__version__, source, {**recipe, **found.recipe}, known.describe(), gguf_output.records(jobs, {}))
     return gguf_output.layout_of(model, jobs, found.file_type, " " * (room_for(draft) + _SLACK)).size
 
 

@@ -62,7 +62,7 @@ def describe_source(path: Path, files: tuple[SourceFile, ...]) -> Source:
     name = here.resolve().name if path.is_dir() else here.name
     if match is None:
         return Source(name, files)
-    return Source(name, files, match["repository"].replace("--", "/"), match["revision"])
+    return Source(name, files, match["repository"].replace("--", "/", 1), match["revision"])
 
 
 def shape_of(model: ModelFile) -> Shape:

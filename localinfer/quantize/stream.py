@@ -56,13 +56,17 @@ class Job(ABC):
     """How one tensor of the source becomes one or several of the result.
 
     outputs    names of the result's tensors → their sizes in bytes
+    method     the algorithm, by the name that goes into provenance
     row_unit   a piece that is not the last has a multiple of so many rows
     alone      whether `convert` uses all threads by itself
     """
 
-    def __init__(self, source: StoredBytes, outputs: dict[str, int], *, row_unit: int = 1, alone: bool = False) -> None:
+    def __init__(
+        self, source: StoredBytes, outputs: dict[str, int], method: str, *, row_unit: int = 1, alone: bool = False
+    ) -> None:
         self.name = source.name
         self.outputs = outputs
+        self.method = method
         self.alone = alone
         self.source = source
         self.rows = math.prod(source.shape[:-1])

@@ -1,0 +1,138 @@
+"""Calibration and mixed precision, on a checkpoint that was really trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localinfer.errors import LocalInferError
+from localinfer.evaluate.divergence import compare
+from localinfer.evaluate.texts import default_text
+from localinfer.evaluate.windows import windows_of
+from localinfer.formats.gguf import open_gguf
+from localinfer.kernels.quantize.quantizer import Hessian
+from localinfer.quantize.convert import Calibration
+from localinfer.quantize.mixed import bits_of, bytes_of
+from localinfer.quantize.pipeline import Result, Wishes, quantize
+from localinfer.quantize.sensitivity import product_error
+from localinfer.text.tokenizer import load_tokenizer
+
+SOURCE = Path(__file__).parent / "data" / "presidents-1m"
+
+
+class Quiet:
+    def say(self, text: str) -> None:
+        del text
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        del what, done, total
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A shorter calibration text, for speed."""
+    path = tmp_path_factory.mktemp("text") / "calibration.txt"
+    path.write_text(default_text("calibration")[:12000], encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint as one GGUF file."""
+    path = tmp_path_factory.mktemp("source") / "m-f16.gguf"
+    return quantize(Wishes(SOURCE, "f16", output=path, measure=False), Quiet()).path
+
+
+def run(source: Path, output: Path, **wishes: Any) -> Result:
+    return quantize(Wishes(source, output=output, **({"measure": False} | wishes)), Quiet())
+
+
+def divergence(made: Path, source: Path) -> float:
+    with open_gguf(source) as file:
+        windows = windows_of(load_tokenizer(file.metadata), default_text("evaluation"), 128, 12)
+    return compare(made, source, windows).kl_mean.value
+
+
+def test_sizes_and_bits_are_read() -> None:
+    assert [bytes_of(text) for text in ("6GB", "500mb", "4 GiB", "1.5k", "123456")] == [
+        6 * 10**9,
+        500 * 10**6,
+        4 * 2**30,
+        1500,
+        123456,
+    ]
+    assert bits_of("4.2bpw") == 4.2
+    assert bits_of("q4_k_m") is None
+    for wrong in ("", "GB", "-3GB", "6XB", "0"):
+        with pytest.raises(LocalInferError, match="is no size"):
+            bytes_of(wrong)
+
+
+def test_the_error_of_a_product_is_that_of_the_inputs_that_were_seen() -> None:
+    random = np.random.default_rng(0)
+    inputs = random.standard_normal((200, 12)).astype(np.float32)
+    difference = random.standard_normal((5, 12)).astype(np.float32)
+    expected = float(np.square(inputs @ difference.T).sum())
+    gram = inputs.T @ inputs
+    assert product_error(difference, Calibration(hessian=Hessian((gram,)))) == pytest.approx(expected, rel=1e-4)
+    blocks = Hessian((gram[:8, :8], gram[8:, 8:]))
+    apart = sum(float(np.square(inputs[:, part] @ difference[:, part].T).sum()) for part in (slice(8), slice(8, 12)))
+    assert product_error(difference, Calibration(hessian=blocks)) == pytest.approx(apart, rel=1e-4)
+    squares = np.square(inputs).mean(0)
+    expected = float((np.square(difference) * squares).sum())
+    assert product_error(difference, Calibration(importance=squares)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_calibration_brings_the_model_nearer_to_its_source(source: Path, text: str, tmp_path: Path) -> None:
+    plain = run(source, tmp_path / "plain.gguf", to="q2_k").path
+    weighted = run(source, tmp_path / "weighted.gguf", to="q2_k", calibrate=text, feedback=False).path
+    fed_back = run(source, tmp_path / "fed.gguf", to="q2_k", calibrate=text).path
+    found = [divergence(path, source) for path in (plain, weighted, fed_back)]
+    assert found[1] < found[0]
+    assert found[2] < 0.9 * found[0]
+
+
+def test_calibrated_bytes_do_not_depend_on_threads(source: Path, text: str, tmp_path: Path) -> None:
+    first = run(source, tmp_path / "a.gguf", to="q3_k_m", calibrate=text, threads=1).path
+    second = run(source, tmp_path / "b.gguf", to="q3_k_m", calibrate=text, threads=3).path
+    assert first.read_bytes() == second.read_bytes()
+    found = json.loads((tmp_path / "a.gguf.provenance.json").read_text())
+    assert found["calibration"]["feedback"] is True
+    assert len(found["calibration"]["sha256"]) == 64
+    assert found["tensors"]["blk.0.ffn_up.weight"]["method"] == "feedback-1"
+    assert found["tensors"]["blk.0.ffn_up.weight"]["calibrated"] is True
+    assert found["tensors"]["blk.0.attn_norm.weight"]["calibrated"] is False
+
+
+def test_a_mixed_file_fits_and_is_nearer_than_a_recipe_of_its_size(source: Path, text: str, tmp_path: Path) -> None:
+    recipe = run(source, tmp_path / "recipe.gguf", to="q3_k_m", calibrate=text)
+    mixed = run(source, tmp_path / "mixed.gguf", fit=str(recipe.size), calibrate=text, measure=True)
+    assert 0.97 * recipe.size < mixed.size <= recipe.size
+    assert divergence(mixed.path, source) < divergence(recipe.path, source)
+    found = mixed.provenance.recipe
+    assert found["mixed"] == "mixed-1"
+    assert set(found["probes"]) <= set(mixed.provenance.tensors)
+    assert len(mixed.types) > 2
+    quality = mixed.provenance.quality
+    assert quality is not None
+    assert 0.2 < quality["kl_mean"]["value"] / found["expected_kl"] < 5, "measured prices tell what to expect"
+
+
+def test_bits_per_weight_are_those_of_all_tensors(source: Path, text: str, tmp_path: Path) -> None:
+    result = run(source, tmp_path / "out.gguf", to="4.5bpw", calibrate=text)
+    size = sum(nbytes for _, nbytes in result.types.values())
+    assert 4.3 < 8 * size / result.weights <= 4.5
+    with pytest.raises(LocalInferError, match="does not fit"):
+        run(source, tmp_path / "small.gguf", to="1.5bpw", calibrate=text)
+
+
+def test_single_tensors_can_be_left_out_of_the_choice(source: Path, text: str, tmp_path: Path) -> None:
+    wanted = {"token_embd.weight": ("Q8_0",), "*.ffn_down.weight": ("Q2_K", "Q3_K")}
+    result = run(source, tmp_path / "out.gguf", to="5bpw", calibrate=text, tensors=wanted)
+    types = {name: record.type for name, record in result.provenance.tensors.items()}
+    assert types["token_embd.weight"] == "Q8_0"
+    assert {types[f"blk.{i}.ffn_down.weight"] for i in range(2)} <= {"Q2_K", "Q3_K"}
