@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localinfer.errors import LocalInferError, UnsupportedError
 from localinfer.kernels.host.memory import address_of
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     Codes = npt.NDArray[Any]
 
 # GGUF types that `quantize_rows` makes.
-QUANTIZABLE: tuple[str, ...] = tuple(
-    "F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()
+QUANTIZABLE: tuple[str, ...] = (
+    *("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"),
 )
 # GGUF types that `quantize_with_feedback` makes.
 WITH_FEEDBACK: tuple[str, ...] = tuple(name for name in QUANTIZABLE if name not in ("F16", "BF16"))
@@ -33,20 +34,39 @@ WITH_FEEDBACK: tuple[str, ...] = tuple(name for name in QUANTIZABLE if name not 
 METHODS = {"search": "search-1", "search-1": "search-1"}
 FEEDBACK_METHODS = {"feedback": "feedback-1", "feedback-1": "feedback-1"}
 
+# Ids of native/kernels.h, and the order of its ScaleType.
+_INT8, _E4M3, _INT4 = 1000, 1001, 1032
+_INT4_GROUPS = (32, 64, 128, 256)
+_SCALE_TYPES = ("F32", "F16", "BF16")
+
+
+class _CodeOptions(ctypes.Structure):
+    """CodeOptions of native/kernels.h."""
+
+    _fields_ = (
+        ("scale_type", ctypes.c_int32),
+        ("symmetric", ctypes.c_int32),
+        ("scales", ctypes.c_void_p),
+        ("row_block", ctypes.c_int64),
+        ("column_block", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+    )
+
 
 @cache
 def _library() -> ctypes.CDLL:
     library = open_library("localinfer.kernels.quantize._quantize")
     pointer, i32, i64, text = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p
-    where = ctypes.POINTER(i64)
+    where, options = ctypes.POINTER(i64), ctypes.POINTER(_CodeOptions)
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "li_quantize_instructions": (text, [i32]),
         "li_quantize_factor": (i32, [pointer, i64, ctypes.c_double, i32, text, pointer, where]),
         "li_quantize_feedback": (
             i32,
-            [i32, pointer, i64, i64, pointer, pointer, i32, i32, text, pointer, i64, where],
+            [i32, pointer, i64, i64, pointer, pointer, i32, options, i32, text, pointer, i64, where],
         ),
-        "li_quantize_rows": (i32, [i32, pointer, i64, i64, pointer, i32, text, pointer, i64, where]),
+        "li_quantize_rows": (i32, [i32, pointer, i64, i64, pointer, options, i32, text, pointer, i64, where]),
+        "li_quantize_scales": (i32, [i32, pointer, i64, i64, pointer, i32, i64, i64, i32, text, pointer, where]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
@@ -162,19 +182,82 @@ def _check(status: int, type_name: str, where: int) -> None:
     raise RuntimeError(f"the native quantizer for {type_name} answered {status}")
 
 
-def _prepare(type_name: str, weights: Floats, possible: tuple[str, ...]) -> tuple[Floats, bytearray]:
-    """The weights as the native code wants them, and room for their blocks."""
+def _prepare(type_name: str, weights: Floats, possible: tuple[str, ...]) -> tuple[_Blocks, Floats]:
+    """The blocks of a type of GGUF files, and the weights as native code wants them."""
     if type_name not in possible:
         raise UnsupportedError(f"weights cannot be quantized to {type_name}", f"types: {', '.join(possible)}")
     weights = _matrix(weights)
-    rows, columns = weights.shape
     tensor_type = TYPES[type_name]
-    if not columns or columns % tensor_type.block_size:
+    if not weights.shape[1] or weights.shape[1] % tensor_type.block_size:
         raise LocalInferError(
-            f"rows of {columns} weights are no multiple of the {type_name} block of {tensor_type.block_size}",
+            f"rows of {weights.shape[1]} weights are no multiple of the {type_name} block of {tensor_type.block_size}",
             "choose a type of smaller blocks, like Q8_0, or F16",
         )
-    return weights, bytearray(rows * tensor_type.row_bytes(columns))
+    return _Blocks(type_name, tensor_type.id, tensor_type.block_size, tensor_type.block_bytes), weights
+
+
+class _Blocks(NamedTuple):
+    """A form that native code makes from rows, how many columns share a block, and how many bytes that has."""
+
+    name: str
+    id: int
+    columns: int
+    bytes: int
+    options: _CodeOptions | None = None
+
+    def make(
+        self, weights: Floats, importance: Floats | None, threads: int, instructions: str | None = None
+    ) -> bytearray:
+        """The blocks of weights of a multiple of `self.columns` columns. `instructions`: one of instruction_sets()."""
+        rows, columns = weights.shape
+        if importance is not None:
+            importance = _vector(importance, columns, "importances")
+        blocks = bytearray(rows * columns // self.columns * self.bytes)
+        where = ctypes.c_int64()
+        status = _library().li_quantize_rows(
+            self.id,
+            weights.ctypes.data,
+            rows,
+            columns,
+            None if importance is None else importance.ctypes.data,
+            self.options,
+            threads,
+            instructions.encode() if instructions else None,
+            address_of(blocks),
+            len(blocks),
+            ctypes.byref(where),
+        )
+        _check(status, self.name, where.value)
+        return blocks
+
+    def make_with_feedback(
+        self, weights: Floats, hessian: Hessian, damping: float, threads: int, instructions: str | None = None
+    ) -> bytearray:
+        """The same, with error feedback."""
+        rows, columns = weights.shape
+        _check_grams(hessian, columns, self.columns)
+        factors = hessian.factors(damping, threads, instructions)
+        addresses = (ctypes.c_void_p * len(factors))(*(factor.ctypes.data for factor in factors))
+        sizes = (ctypes.c_int64 * len(factors))(*(len(factor) for factor in factors))
+        blocks = bytearray(rows * columns // self.columns * self.bytes)
+        where = ctypes.c_int64()
+        status = _library().li_quantize_feedback(
+            self.id,
+            weights.ctypes.data,
+            rows,
+            columns,
+            addresses,
+            sizes,
+            len(factors),
+            self.options,
+            threads,
+            instructions.encode() if instructions else None,
+            address_of(blocks),
+            len(blocks),
+            ctypes.byref(where),
+        )
+        _check(status, self.name, where.value)
+        return blocks
 
 
 def quantize_rows(
@@ -192,32 +275,8 @@ def quantize_rows(
     for weights that are too large for the type; UnsupportedError for a type or method that is not known here.
     """
     resolve_method(method)
-    return _quantize_rows(type_name, weights, importance, threads)
-
-
-def _quantize_rows(
-    type_name: str, weights: Floats, importance: Floats | None, threads: int, instructions: str | None = None
-) -> bytearray:
-    """`instructions` names one of `instruction_sets()`, for tests."""
-    weights, blocks = _prepare(type_name, weights, QUANTIZABLE)
-    rows, columns = weights.shape
-    if importance is not None:
-        importance = _vector(importance, columns, "importances")
-    where = ctypes.c_int64()
-    status = _library().li_quantize_rows(
-        TYPES[type_name].id,
-        weights.ctypes.data,
-        rows,
-        columns,
-        None if importance is None else importance.ctypes.data,
-        threads,
-        instructions.encode() if instructions else None,
-        address_of(blocks) if blocks else None,
-        len(blocks),
-        ctypes.byref(where),
-    )
-    _check(status, type_name, where.value)
-    return blocks
+    blocks, weights = _prepare(type_name, weights, QUANTIZABLE)
+    return blocks.make(weights, importance, threads)
 
 
 def quantize_with_feedback(
@@ -235,41 +294,8 @@ def quantize_with_feedback(
     diagonal added to it. Raises LocalInferError, too, if the hessian does not fit the weights or holds NaN.
     """
     resolve_method(method)
-    return _quantize_with_feedback(type_name, weights, hessian, damping, threads)
-
-
-def _quantize_with_feedback(
-    type_name: str,
-    weights: Floats,
-    hessian: Hessian,
-    damping: float,
-    threads: int,
-    instructions: str | None = None,
-) -> bytearray:
-    """`instructions` names one of `instruction_sets()`, for tests."""
-    weights, blocks = _prepare(type_name, weights, WITH_FEEDBACK)
-    rows, columns = weights.shape
-    _check_grams(hessian, columns, TYPES[type_name].block_size)
-    factors = hessian.factors(damping, threads, instructions)
-    addresses = (ctypes.c_void_p * len(factors))(*(factor.ctypes.data for factor in factors))
-    sizes = (ctypes.c_int64 * len(factors))(*(len(factor) for factor in factors))
-    where = ctypes.c_int64()
-    status = _library().li_quantize_feedback(
-        TYPES[type_name].id,
-        weights.ctypes.data,
-        rows,
-        columns,
-        addresses,
-        sizes,
-        len(factors),
-        threads,
-        instructions.encode() if instructions else None,
-        address_of(blocks) if blocks else None,
-        len(blocks),
-        ctypes.byref(where),
-    )
-    _check(status, type_name, where.value)
-    return blocks
+    blocks, weights = _prepare(type_name, weights, WITH_FEEDBACK)
+    return blocks.make_with_feedback(weights, hessian, damping, threads)
 
 
 def _check_grams(hessian: Hessian, columns: int, block: int) -> None:
@@ -290,14 +316,41 @@ def quantize_int8(
     *,
     importance: Floats | None = None,
     hessian: Hessian | None = None,
+    damping: float = 0.01,
     scale_type: str = "F32",
     threads: int = 0,
 ) -> tuple[Codes, Floats]:
     """Symmetric int8 per channel: codes int8 [rows, columns] in -127..127, scales float32 [rows, 1]; w = scale * code.
 
-    `scale_type` F32, F16 or BF16: scales are numbers that this type holds exactly. With a hessian, errors are fed back.
+    `scale_type` F32, F16 or BF16: scales are numbers that this type holds exactly. With a hessian, errors are fed back
+    (see `quantize_with_feedback`), and its diagonal stands in for a missing importance.
     """
-    raise NotImplementedError
+    blocks = _Blocks("int8", _INT8, 32, 32)
+    columns = max(weights.shape[-1], 1)
+    codes, scales = _scaled_codes(blocks, weights, (1, columns), importance, hessian, damping, scale_type, threads)
+    return codes.view("i1"), scales
+
+
+def quantize_fp8(
+    weights: Floats,
+    *,
+    block: tuple[int, int] | None = None,
+    importance: Floats | None = None,
+    hessian: Hessian | None = None,
+    damping: float = 0.01,
+    scale_type: str = "F32",
+    threads: int = 0,
+) -> tuple[Codes, Floats]:
+    """FP8 E4M3: codes uint8 [rows, columns] (bit patterns), scales float32 [rows, 1]; w = scale * code.
+
+    With `block`, say (128, 128), scales are shared by blocks of so many rows and columns: [rows / 128, columns / 128],
+    rounded up; the columns of a block must be a multiple of 32. Else as `quantize_int8`.
+    """
+    blocks = _Blocks("fp8", _E4M3, 32, 32)
+    if block is not None and (block[0] < 1 or block[1] < 1 or block[1] % 32):
+        raise UnsupportedError(f"scales cannot be shared by blocks of {block}", "take (128, 128)")
+    shape = block or (1, max(weights.shape[-1], 1))
+    return _scaled_codes(blocks, weights, shape, importance, hessian, damping, scale_type, threads)
 
 
 def quantize_int4(
@@ -307,27 +360,98 @@ def quantize_int4(
     symmetric: bool = True,
     importance: Floats | None = None,
     hessian: Hessian | None = None,
+    damping: float = 0.01,
     scale_type: str = "F32",
     threads: int = 0,
 ) -> tuple[Codes, Floats, Codes]:
     """int4 in groups of columns: codes int8 [rows, columns] in -8..7, scales float32 and zeros int8 [rows, groups].
 
-    w = scale * (code - zero); symmetric means that all zeros are 0. The last group may be smaller.
+    w = scale * (code - zero); symmetric means that all zeros are 0. `group` is 32, 64, 128 or 256; the last one may
+    be smaller. Else as `quantize_int8`.
     """
-    raise NotImplementedError
+    import numpy as np
+
+    if group not in _INT4_GROUPS:
+        raise UnsupportedError(f"int4 is not possible in groups of {group}", f"groups: {_INT4_GROUPS}")
+    options = _CodeOptions(_scale_type(scale_type), int(symmetric))
+    blocks = _Blocks("int4", _INT4 + group - 32, group, 5 + group, options)
+    data = _code_blocks(blocks, weights, importance, hessian, damping, threads)
+    layout = np.dtype([("scale", "<f4"), ("zero", "i1"), ("codes", "i1", group)])
+    groups = np.frombuffer(data, layout).reshape(len(weights), -1)
+    codes = groups["codes"].reshape(len(weights), -1)[:, : weights.shape[1]]
+    return np.ascontiguousarray(codes), np.ascontiguousarray(groups["scale"]), np.ascontiguousarray(groups["zero"])
 
 
-def quantize_fp8(
+def _scaled_codes(
+    blocks: _Blocks,
     weights: Floats,
-    *,
-    block: tuple[int, int] | None = None,
-    importance: Floats | None = None,
-    hessian: Hessian | None = None,
-    scale_type: str = "F32",
-    threads: int = 0,
+    shape: tuple[int, int],
+    importance: Floats | None,
+    hessian: Hessian | None,
+    damping: float,
+    scale_type: str,
+    threads: int,
 ) -> tuple[Codes, Floats]:
-    """FP8 E4M3: codes uint8 [rows, columns] (bit patterns), scales float32 [rows, 1]; w = scale * code.
+    """Codes uint8 [rows, columns] for the best scales of blocks of that shape, and these."""
+    import numpy as np
 
-    With `block` (128, 128), scales are shared by blocks of rows and columns: [rows / 128, columns / 128], rounded up.
-    """
-    raise NotImplementedError
+    weights = _matrix(weights)
+    rows, columns = weights.shape
+    if importance is None and hessian is not None:
+        importance = hessian.importance()
+    if importance is not None:
+        importance = _vector(importance, columns, "importances")
+        largest = float(importance.max(initial=0))
+        importance = importance / np.float32(largest) if largest > 0 else None
+    scales = np.zeros((-(-rows // shape[0]), -(-columns // shape[1])), np.float32)
+    where = ctypes.c_int64()
+    status = _library().li_quantize_scales(
+        blocks.id,
+        weights.ctypes.data,
+        rows,
+        columns,
+        None if importance is None else importance.ctypes.data,
+        _scale_type(scale_type),
+        *shape,
+        threads,
+        None,
+        scales.ctypes.data,
+        ctypes.byref(where),
+    )
+    _check(status, blocks.name, where.value)
+    # Columns that fill up the last block have zeros only, so its scale serves them as well as any.
+    padded_block = max(shape[1], -(-columns // blocks.columns) * blocks.columns) if shape[1] >= columns else shape[1]
+    options = _CodeOptions(0, 0, scales.ctypes.data, shape[0], padded_block, scales.shape[1])
+    data = _code_blocks(blocks._replace(options=options), weights, None, hessian, damping, threads)
+    codes = np.frombuffer(data, np.uint8).reshape(rows, -1)[:, :columns]
+    return np.ascontiguousarray(codes), scales
+
+
+def _code_blocks(
+    blocks: _Blocks,
+    weights: Floats,
+    importance: Floats | None,
+    hessian: Hessian | None,
+    damping: float,
+    threads: int,
+) -> bytearray:
+    """The blocks of weights of any number of columns: the last one is filled up with zeros."""
+    import numpy as np
+
+    weights = _matrix(weights)
+    missing = -weights.shape[1] % blocks.columns
+    if missing:
+        weights = np.pad(weights, ((0, 0), (0, missing)))
+        if importance is not None:
+            importance = np.pad(importance, (0, missing))
+        if hessian is not None:
+            hessian = Hessian([*hessian.grams[:-1], np.pad(hessian.grams[-1], (0, missing))])
+    if hessian is not None:
+        return blocks.make_with_feedback(weights, hessian, damping, threads)
+    return blocks.make(weights, importance, threads)
+
+
+def _scale_type(name: str) -> int:
+    if name not in _SCALE_TYPES:
+        raise UnsupportedError(f"scales cannot be of type {name}", f"types: {', '.join(_SCALE_TYPES)}")
+    return _SCALE_TYPES.index(name)

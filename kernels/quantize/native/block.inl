@@ -1,9 +1,12 @@
 // A block of columns of kLanes rows, and how weights come in and bytes go out.
 #pragma once
 
+#include "kernels.h"
 #include "lanes.inl"
 
 namespace {
+
+using namespace li::quantize;
 
 constexpr int kMaxColumns = 256; // of a block
 constexpr int kMaxParts = 16;    // runs of columns with a scale of their own
@@ -14,6 +17,8 @@ struct Source {
     V x[kMaxColumns];
     V weight[kMaxColumns]; // of squared errors
     V up, down;
+    V given; // scales, for types that do not choose their own
+    const CodeOptions* options;
 };
 
 // What a block stores. A weight of part p is scale[p] * level + offset[p], rounded twice as the format defines.
@@ -23,6 +28,12 @@ struct Block {
     I d, d_offset; // binary16 bits; for MXFP4 the exponent
     I too_large;   // mask of rows whose weights the type cannot hold
 };
+
+LI_INLINE void load_options(const CodeOptions* options, int64_t row, int64_t column, int rows, Source& source) {
+    source.options = options;
+    source.given = V{};
+    for (int i = 0; options && options->scales && i < rows; i++) source.given[i] = options->scale_at(row + i, column);
+}
 
 // The nearest binary16 number to d, where d counts in units of source.up.
 LI_INLINE V round_half(V d, const Source& source) { return round_half(d * source.down) * source.up; }

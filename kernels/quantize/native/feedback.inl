@@ -12,8 +12,6 @@
 
 namespace {
 
-using namespace li::quantize;
-
 constexpr int kTile = 8;    // columns whose sums are kept in registers
 constexpr int kPanel = 64;  // earlier columns that are added to all strips in turn, while their part of R is near
 
@@ -35,9 +33,9 @@ LI_INLINE void add_errors(const V* errors, int64_t first, int64_t last, const fl
 // One block of one strip: chooses its scales, then its codes column by column. `r` is the factor from the block's first
 // row and column on. Returns the mask of rows that the type cannot hold.
 template <class Type>
-I feed_back_block(const V* w, V* sums, const float* r, int64_t size, V* errors, int rows, uint8_t* out, int64_t out_stride) {
+I feed_back_block(const V* w, V* sums, const float* r, int64_t size, V* errors, Source& source, int rows, uint8_t* out,
+                  int64_t out_stride) {
     constexpr int columns = Type::kColumns;
-    Source source;
     Block block;
     float inverse_diagonal[columns], importance[columns];
     for (int j = 0; j < columns; j++) {
@@ -84,9 +82,11 @@ int feed_back(const FeedbackRows& rows) {
             const int first_row = strip * kLanes;
             const int count = rows.count - first_row < kLanes ? rows.count - first_row : kLanes;
             V w[columns];
+            Source source;
+            load_options(rows.options, rows.first_row + first_row, rows.first_column + start, count, source);
             load_rows<columns>(rows.weights + first_row * rows.stride + start, rows.stride, count, w);
             too_large[strip] |= feed_back_block<Type>(
-                w, sums[strip], rows.factor + start * rows.size + start, rows.size, errors + strip * rows.size + start, count,
+                w, sums[strip], rows.factor + start * rows.size + start, rows.size, errors + strip * rows.size + start, source, count,
                 rows.out + first_row * rows.out_stride + start / columns * Type::kBytes, rows.out_stride);
         }
     }

@@ -69,12 +69,12 @@ LI_API int li_quantize_factor(const float* gram, int64_t size, double damping, i
 
 // weights [rows, columns] to `out`. factors[i] is of li_quantize_factor, for sizes[i] columns behind those of the ones before.
 LI_API int li_quantize_feedback(int type, const float* weights, int64_t rows, int64_t columns, const float* const* factors,
-                                const int64_t* sizes, int factor_count, int threads, const char* instructions, uint8_t* out,
+                                const int64_t* sizes, int factor_count, const CodeOptions* options, int threads, const char* instructions, uint8_t* out,
                                 int64_t out_bytes, int64_t* where) {
     const Kernels* kernels = find_kernels(instructions);
     if (!kernels) return kUnknownInstructions;
     const Kernel* kernel = find_kernel(*kernels, type);
-    if (!kernel || !kernel->feed_back) return kUnknownType;
+    if (!kernel || (type >= kInt8 && !options)) return kUnknownType;
     int64_t covered = 0, largest = 0;
     for (int i = 0; i < factor_count; i++) {
         if (sizes[i] < 1 || sizes[i] % kernel->block_columns) return kWrongShape;
@@ -103,7 +103,8 @@ LI_API int li_quantize_feedback(int type, const float* weights, int64_t rows, in
         int64_t start = 0;
         for (int i = 0; i < factor_count; start += sizes[i++]) {
             uint8_t* bytes = out + first * row_bytes + start / kernel->block_columns * kernel->block_bytes;
-            const int bad = kernel->feed_back({x + start, columns, count, factors[i], sizes[i], scratch.get(), bytes, row_bytes});
+            const int bad = kernel->feed_back({x + start, columns, count, factors[i], sizes[i], scratch.get(), bytes, row_bytes,
+                                               options, first, start});
             if (bad >= 0) too_large.add(first + bad);
         }
     });

@@ -29,4 +29,19 @@ inline uint16_t to_bfloat16(float x) {
     return uint16_t((raw + 0x7fff + (raw >> 16 & 1)) >> 16);
 }
 
+inline float from_bits(uint32_t raw) {
+    float x;
+    std::memcpy(&x, &raw, sizeof x);
+    return x;
+}
+
+inline float from_bfloat16(uint16_t raw) { return from_bits(uint32_t(raw) << 16); }
+
+inline float from_binary16(uint16_t raw) {
+    const uint32_t sign = uint32_t(raw & 0x8000) << 16, positive = raw & 0x7fff;
+    if (positive >= 0x7c00) return from_bits(sign | 0x7f800000 | (positive & 0x3ff) << 13);
+    if (positive >= 0x400) return from_bits(sign | ((positive << 13) + (112u << 23)));
+    return from_bits(sign | float_bits(float(positive) * 0x1p-24f));
+}
+
 } // namespace li::quantize

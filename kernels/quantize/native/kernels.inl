@@ -1,6 +1,7 @@
 // Rows of a matrix, kLanes at a time, through the blocks of a type.
 #pragma once
 
+#include "codes.inl"
 #include "factor.inl"
 #include "feedback.inl"
 #include "kernels.h"
@@ -8,8 +9,6 @@
 #include "types_super.inl"
 
 namespace {
-
-using namespace li::quantize;
 
 // Writes the bytes of a block whose parameters are chosen, with the level nearest to each weight.
 template <class Type>
@@ -45,6 +44,7 @@ int quantize_rows(const Rows& rows) {
         for (int i = 0; i < columns; i++) source.x[i] = x[i];
         normalize<columns>(source);
         load_importance<columns>(rows.importance ? rows.importance + start : nullptr, source);
+        load_options(rows.options, rows.first_row, rows.first_column + start, rows.count, source);
         Type::fit(source, block);
         too_large |= block.too_large;
         write_nearest<Type>(x, block, rows.count, rows.out + start / columns * Type::kBytes, rows.out_stride);
@@ -61,6 +61,8 @@ constexpr Kernel kKernels[] = {
     kernel<Q4_0>(2),   kernel<Q4_1>(3),   kernel<Q5_0>(6),    kernel<Q5_1>(7),    kernel<Q8_0>(8),
     kernel<Q2_K>(10),  kernel<Q3_K>(11),  kernel<Q4_K>(12),   kernel<Q5_K>(13),   kernel<Q6_K>(14),
     kernel<IQ4_NL>(20), kernel<IQ4_XS>(23), kernel<MXFP4>(39),
+    kernel<GivenScale<Int8, -127>>(kInt8), kernel<GivenScale<E4M3, 0>>(kE4M3),
+    kernel<Int4<32>>(kInt4), kernel<Int4<64>>(kInt4 + 32), kernel<Int4<128>>(kInt4 + 96), kernel<Int4<256>>(kInt4 + 224),
 };
 
 #if defined(__AVX512F__)
@@ -72,6 +74,6 @@ constexpr const char* kName = "portable";
 #endif
 
 constexpr Kernels kTable{kName, kLanes, kKernels, sizeof(kKernels) / sizeof(kKernels[0]),
-                         kFactorBlock, kFactorTile, factor_panel, solve_panel, subtract_panel};
+                         code_errors<Int8>, code_errors<E4M3>, kFactorBlock, kFactorTile, factor_panel, solve_panel, subtract_panel};
 
 } // namespace

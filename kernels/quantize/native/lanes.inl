@@ -86,6 +86,9 @@ LI_INLINE V round_half(V x) {
     return from_bits(bits(rounded) | sign);
 }
 
+// To the nearest number whose lower 16 bits are zero (bfloat16), halves to even.
+LI_INLINE V round_bfloat(V x) { return from_bits((bits(x) + 0x7fff + ((bits(x) >> 16) & 1)) & ~0xffff); }
+
 // The bits of a number that round_half gave.
 LI_INLINE I half_bits(V x) {
     const I sign = (bits(x) >> 16) & 0x8000;

@@ -14,6 +14,8 @@ struct Integers {
     static LI_INLINE I code(V level) { return to_int(level) - low; }
 };
 
+using Int8 = Integers<-127, 127>;
+
 // Sixteen levels in ascending order, stored as their index.
 struct Iq4Levels {
     static constexpr float kLow = -127, kHigh = 113;
@@ -47,6 +49,23 @@ struct TwiceE2M1 {
         I index{};
         for (int i = 1; i < 8; i++) index -= positive >= kLevels[i];
         return select_int(level < 0.0f, index + 8, index);
+    }
+};
+
+// FP8 E4M3 without infinities (OCP 8-bit Floating Point Specification), stored as its bits.
+struct E4M3 {
+    static constexpr float kLow = -448, kHigh = 448;
+    static LI_INLINE V nearest(V t) {
+        const V positive = min(magnitude(t), all(448.0f));
+        const I raw = bits(positive);
+        const V normal = from_bits((raw + 0x7ffff + ((raw >> 20) & 1)) & ~0xfffff);
+        const V subnormal = (positive + 0x1p14f) - 0x1p14f; // 2^14 has the spacing of subnormal numbers
+        return from_bits(bits(select(positive < 0x1p-6f, subnormal, normal)) | (bits(t) & int32_t(0x80000000u)));
+    }
+    static LI_INLINE I code(V level) {
+        const V positive = magnitude(level);
+        const I normal = (bits(positive) >> 20) - (120 << 3), subnormal = to_int(positive * 512.0f);
+        return select_int(positive < 0x1p-6f, subnormal, normal) | ((bits(level) >> 24) & 0x80);
     }
 };
 

@@ -38,12 +38,12 @@ LI_API const char* li_quantize_instructions(int index) {
 // weights [rows, columns] to `out`, which has `out_bytes`. `instructions` null: the best. With an error about a row or
 // column, `where` tells which.
 LI_API int li_quantize_rows(int type, const float* weights, int64_t rows, int64_t columns, const float* importance,
-                            int threads, const char* instructions, uint8_t* out, int64_t out_bytes, int64_t* where) {
+                            const CodeOptions* options, int threads, const char* instructions, uint8_t* out,                             int64_t out_bytes, int64_t* where) {
     const Kernels* kernels = find_kernels(instructions);
     if (!kernels) return kUnknownInstructions;
     const bool plain = type == kHalf || type == kBfloat;
     const Kernel* kernel = find_kernel(*kernels, type);
-    if (!plain && !kernel) return kUnknownType;
+    if (!plain && (!kernel || (type >= kInt8 && !options))) return kUnknownType;
     const int64_t block_columns = plain ? 1 : kernel->block_columns, block_bytes = plain ? 2 : kernel->block_bytes;
     if (rows < 0 || columns < 0 || columns % block_columns) return kWrongShape;
     const int64_t row_bytes = columns / block_columns * block_bytes;
@@ -67,7 +67,7 @@ LI_API int li_quantize_rows(int type, const float* weights, int64_t rows, int64_
             for (int row = count; row-- > 0;)
                 if (!round_row(type, x + row * columns, columns, bytes + row * row_bytes)) bad = row;
         } else {
-            bad = kernel->quantize({x, importance, count, columns, bytes, row_bytes});
+            bad = kernel->quantize({x, importance, count, columns, bytes, row_bytes, options, first, 0});
         }
         if (bad >= 0) too_large.add(first + bad);
     });
