@@ -100,7 +100,7 @@ def _text_of(stream: TextStream) -> str:
 
 
 def haystack(llm: LLM, numbers: Sequence[str], length: int) -> array[int]:
-    """Tokens of prose with a fact for each of PLACES, at most `length` of them; each fact ends a run of equal size."""
+    """About `length` tokens of prose, no more, with a fact for each of PLACES behind runs of equal size."""
     facts = [
         _ids(llm, f"\n\nThe code of {place} is {number}.\n\n") for place, number in zip(PLACES, numbers, strict=True)
     ]
@@ -110,10 +110,10 @@ def haystack(llm: LLM, numbers: Sequence[str], length: int) -> array[int]:
     number = 0
     for place in range(len(facts) + 1):
         run = array("i")
-        while len(run) + len(prose[number % len(prose)]) <= each:
+        while len(run) < each:
             run += prose[number % len(prose)]
             number += 1
-        ids += run
+        ids += run[:each]
         if place < len(facts):
             ids += facts[place]
     return ids
@@ -121,7 +121,7 @@ def haystack(llm: LLM, numbers: Sequence[str], length: int) -> array[int]:
 
 def _sentences(llm: LLM) -> list[array[int]]:
     sentences = re.split(r"(?<=[.!?;])\s+", default_text("evaluation") + default_text("calibration"))
-    return [_ids(llm, f" {sentence}") for sentence in sentences if len(sentence) < 400]
+    return [_ids(llm, f" {sentence}") for sentence in sentences]
 
 
 def _ids(llm: LLM, text: str) -> array[int]:

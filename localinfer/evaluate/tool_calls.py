@@ -41,7 +41,7 @@ TASKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("Text Carla that says: call me", "send_message", {"recipient": "Carla", "text": "call me"}),
 )
 MAX_TOKENS = 96
-CONTEXT = 768  # tokens that a request and its answer may take in any vocabulary
+CONTEXT = 1024  # tokens that a request and its answer may take in any vocabulary
 AT_ONCE = 4  # requests that a model answers at the same time
 
 
