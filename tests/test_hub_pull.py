@@ -8,6 +8,8 @@ import os
 import random
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 from hub_server import Cut, HubServer, Refusal, Repository, running
 from localinfer.cli.main import execute
+from localinfer.cli.progress import TerminalReport
 from localinfer.errors import LocalInferError
 from localinfer.hub import store, transfer
 from localinfer.hub.cache import cache_folder
@@ -251,6 +254,9 @@ def test_weights_that_are_there_twice_are_fetched_once() -> None:
     assert fetched(both) == {"model.safetensors"}
     assert fetched({"config.json": 1, "consolidated.safetensors": 1, **shards}) == set(shards)
     assert fetched({"config.json": 1, "weights.safetensors": 1}) == {"weights.safetensors"}
+    shards.popitem()
+    with pytest.raises(LocalInferError, match="comes in 2 parts, of which the repository has only 1"):
+        fetched({"config.json": 1, **shards})
 
 
 @pytest.mark.parametrize(
@@ -469,6 +475,37 @@ def test_a_hub_that_is_not_there_is_said_and_what_is_installed_is_used(
     assert pull(NAME, report=report) == model
     with pytest.raises(LocalInferError, match="HF_HUB_OFFLINE is set"):
         pull("some/other")
+
+
+def test_what_the_cache_has_is_installed_without_the_hub(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    path = Path(hf_hub_download(NAME, "model-Q4_K_M.gguf", endpoint=hub.url))
+    hf_hub_download("some/folder", "config.json", endpoint=hub.url)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    report = Lines()
+    model = pull(NAME, report=report)
+    assert (model.name, model.path, model.revision) == (f"{NAME}:Q4_K_M", path, A)
+    assert "what the Hugging Face cache has is used" in report.said[0]
+    with pytest.raises(LocalInferError, match="HF_HUB_OFFLINE is set"):
+        pull(f"{NAME}:Q8_0")
+    with pytest.raises(LocalInferError, match="HF_HUB_OFFLINE is set"):
+        pull("some/folder")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    snapshot_download("some/folder", endpoint=hub.url)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert pull("some/folder").path.is_dir()
+    assert {each.path.name for each in pull("some/folder").files} & {"pytorch_model.bin", "modeling_own.py"} == set()
+    pull("some/folder", verify=True, report=report)
+    assert any("model.safetensors has the expected sha256" in line for line in report.said)
+
+
+def test_files_that_come_through_xet_only_are_said_to(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localinfer.hub.huggingface.RESPONSE_LIMIT", 1000)
+    hub.refusals.append(Refusal("/storage", 400))
+    with pytest.raises(LocalInferError, match="answers 400") as caught:
+        pull(f"{NAME}:Q4_K_M")
+    assert f"hf download {NAME} model-Q4_K_M.gguf" in caught.value.hint
 
 
 def test_an_answer_that_is_no_json_is_no_traceback(hub: HubServer) -> None:
@@ -695,3 +732,25 @@ def test_a_pull_on_the_command_line(hub: HubServer, capsys: pytest.CaptureFixtur
     assert execute(["rm", NAME]) == 0
     assert f"{NAME}:Q4_K_M is removed: 300" in capsys.readouterr().err
     assert not os.listdir(models_folder())
+
+
+def test_progress_without_a_terminal_says_speed_and_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter((0.0, 5.0, 10.0))
+    monkeypatch.setattr("localinfer.cli.progress.time.monotonic", lambda: next(clock))
+    with TerminalReport() as report:
+        report.progress("a model", 500_000_000, 1_000_000_000)  # what was there before counts for no speed
+        report.progress("a model", 550_000_000, 1_000_000_000)
+        report.progress("a model", 600_000_000, 1_000_000_000)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "a model (1.0 GB)"
+    assert second == "a model: 600.0 MB of 1.0 GB, 10.0 MB/s, 40 s left"
+
+
+def test_the_measurement_of_interruptions_runs() -> None:
+    script = Path(__file__).resolve().parents[1] / "scripts" / "interrupt_pull.py"
+    options = ["--interruptions", "2", "--megabytes", "2", "--rate", "4"]
+    done = subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True, timeout=60)
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["right"], result["interruptions"], result["requests"]) == (True, 2, 3), done.stdout

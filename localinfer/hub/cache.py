@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 from localinfer.errors import LocalInferError
-
-TAG = "CACHEDIR.TAG"
-TAG_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# Backup programs may leave this folder out.\n"
 
 
 class Place(NamedTuple):
@@ -60,10 +58,6 @@ def prepare(place: Place) -> None:
     """Makes the folders that a place needs."""
     for path in place:
         path.parent.mkdir(parents=True, exist_ok=True)
-    tag = cache_folder() / TAG
-    if not tag.exists():
-        with contextlib.suppress(OSError):
-            tag.write_text(TAG_TEXT)
 
 
 def publish(place: Place) -> None:
@@ -84,6 +78,37 @@ def write_ref(repository: str, revision: str, commit: str) -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".ref-", delete=False) as file:
         file.write(commit)
     os.replace(file.name, path)
+
+
+class CachedFile(NamedTuple):
+    """A file of a snapshot: its path in the repository, its bytes, and the name of its blob, "" if it is no link."""
+
+    path: str
+    size: int
+    blob_name: str
+
+
+def snapshot(repository: str, revision: str) -> tuple[str, list[CachedFile]]:
+    """The commit that a branch, tag or commit was last known to be at, and the files of it that are here.
+
+    The commit is "" if nothing is known. Nobody but the disk is asked.
+    """
+    top = cache_folder() / f"models--{repository.replace('/', '--')}"
+    commit = revision
+    with contextlib.suppress(OSError):
+        commit = (top / "refs" / revision).read_text().strip()
+    folder = top / "snapshots" / commit
+    if not re.fullmatch(r"[0-9a-f]{40}", commit) or not folder.is_dir():
+        return "", []
+    return commit, [
+        CachedFile(
+            path.relative_to(folder).as_posix(),
+            path.stat().st_size,
+            os.path.basename(os.readlink(path)) if path.is_symlink() else "",
+        )
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]
 
 
 def discard(pointer: Path) -> int:

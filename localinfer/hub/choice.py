@@ -208,10 +208,10 @@ def _safetensors(files: tuple[RepoFile, ...]) -> list[RepoFile]:
     main = [file for file in top if _MAIN_WEIGHTS.fullmatch(file.path)]
     parts = [file for file in main if _PART.search(file.path)]
     # Both forms of the same weights are in some repositories: the parts then go with the index.
-    if parts and any(file.path == "model.safetensors.index.json" for file in files):
-        return parts
     whole = [file for file in main if not _PART.search(file.path)]
-    return whole or main or [file for file in top if not _BESIDE.search(file.path.removesuffix(".safetensors"))]
+    if parts and (not whole or any(file.path == "model.safetensors.index.json" for file in files)):
+        return list(_complete("model.safetensors", parts))
+    return whole or [file for file in top if not _BESIDE.search(file.path.removesuffix(".safetensors"))]
 
 
 def _nothing(listing: Listing) -> UnsupportedError:

@@ -22,7 +22,7 @@ from localinfer.hub.lock import locked_file
 from localinfer.hub.reference import Reference
 from localinfer.hub.report import Report
 from localinfer.hub.store import StoredFile
-from localinfer.hub.transfer import Remote, TransferError, file_digest, transfer
+from localinfer.hub.transfer import RESPONSE_LIMIT, Remote, TransferError, file_digest, transfer
 
 PROBE_SECONDS = 3.0  # per connection attempt
 PROBE_LIMIT_SECONDS = 5.0  # for all of it, name look-up included, which no socket timeout covers
@@ -61,7 +61,7 @@ def fetch_files(
     for file in files:
         place = cache.place_of(repository, commit, file.path, file.blob_name)
         fetched = False
-        if verify and _is_there(place.pointer, file):
+        if verify and file.digest and _is_there(place.pointer, file):
             _check(place, file, report)
         if not _is_there(place.pointer, file):
             _fetch(repository, commit, file, place, report, meter.after(done))
@@ -135,15 +135,19 @@ def _fetch(
             try:
                 transfer(remote, place.partial, report, progress)
             except TransferError as error:
-                raise _explained(error, repository) from error
+                raise _explained(error, repository, file) from error
             place.partial.replace(place.blob)
         cache.publish(place)
 
 
-def _explained(error: TransferError, repository: str) -> TransferError:
-    if error.status not in (401, 403):
+def _explained(error: TransferError, repository: str, file: RepoFile) -> TransferError:
+    if error.status in (401, 403):
+        hint = f"{endpoint()}/{repository} says who may have it; then: hf auth login (or set HF_TOKEN)"
+    elif error.status == 400 and file.size > RESPONSE_LIMIT:
+        # https://github.com/huggingface/huggingface_hub/issues/4330
+        hint = f"files as large as that may come through Xet only: hf download {repository} {file.path}, and pull again"
+    else:
         return error
-    hint = f"{endpoint()}/{repository} says who may have it; then: hf auth login (or set HF_TOKEN)"
     return TransferError(error.message, hint, error.status)
 
 

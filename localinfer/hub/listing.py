@@ -13,11 +13,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from localinfer.errors import LocalInferError
 from localinfer.hub import transfer
+from localinfer.hub.cache import snapshot
 from localinfer.hub.reference import Reference
 from localinfer.hub.report import Report
 from localinfer.hub.transfer import LONGEST_REQUESTED_WAIT, TRANSIENT, requested_wait, transport_errors
 
 TRIES = 5
+SHA256_DIGITS, GIT_DIGITS = 64, 40
 Answer = TypeVar("Answer")
 
 
@@ -42,7 +44,7 @@ class RepoFile(NamedTuple):
     @property
     def blob_name(self) -> str:
         """How the Hugging Face cache calls the file."""
-        return self.digest.partition(":")[2]
+        return self.digest.partition(":")[2] or "unknown"
 
 
 class Listing(NamedTuple):
@@ -104,6 +106,19 @@ def list_repository(reference: Reference, report: Report) -> Listing:
         parameters=int(gguf.get("total") or (info.safetensors.total if info.safetensors else 0) or 0),
         context=int(gguf.get("context_length") or 0),
     )
+
+
+def list_cached(reference: Reference) -> Listing | None:
+    """The same of what the cache has, without asking anybody; None if it has nothing of it."""
+    revision = reference.revision or "main"
+    commit, found = snapshot(reference.repository, revision)
+    files = tuple(RepoFile(each.path, each.size, _digest_of_blob(each.blob_name)) for each in found)
+    return Listing(reference.repository, commit, revision, files) if files else None
+
+
+def _digest_of_blob(name: str) -> str:
+    kind = {SHA256_DIGITS: "sha256", GIT_DIGITS: "git"}.get(len(name))
+    return f"{kind}:{name}" if kind else ""
 
 
 def _size(file: Any) -> Any:

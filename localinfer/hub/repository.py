@@ -11,7 +11,7 @@ from localinfer.errors import LocalInferError
 from localinfer.hub import huggingface, store
 from localinfer.hub.cache import place_of
 from localinfer.hub.choice import Choice, choose
-from localinfer.hub.listing import Listing, Unreachable, host, list_repository
+from localinfer.hub.listing import Listing, Unreachable, host, list_cached, list_repository
 from localinfer.hub.reference import Reference, parse_reference
 from localinfer.hub.report import Report, in_words
 from localinfer.hub.store import Installed, StoredFile, folder_of, read_record, write_record
@@ -36,9 +36,12 @@ class HubPlan(NamedTuple):
     quality: dict[str, float]
 
 
-def plan_reference(reference: Reference, memory: int | None, report: Report) -> HubPlan:
-    """What pulling a reference would do; the hub is asked. LocalInferError if it cannot be done."""
-    listing = list_repository(reference, report)
+def plan_reference(reference: Reference, memory: int | None, report: Report, listing: Listing | None = None) -> HubPlan:
+    """What pulling a reference would do; the hub is asked, unless its listing is given.
+
+    LocalInferError if it cannot be done.
+    """
+    listing = listing or list_repository(reference, report)
     choice = choose(listing, reference.choice, memory)
     label = "" if choice.candidate.is_folder else choice.candidate.label
     name = str(Reference(listing.repository, label, reference.revision))
@@ -87,10 +90,10 @@ def pull_reference(reference: Reference, verify: bool, memory: int | None, repor
     try:
         plan = plan_reference(reference, memory, report)
     except Unreachable as error:
-        if have is None or verify:
-            raise
-        report.say(f"{error.message}; {have.name} is installed, and may not be the latest")
-        return have
+        if have is not None and not verify:
+            report.say(f"{error.message}; {have.name} is installed, and may not be the latest")
+            return have
+        plan = _plan_of_cached(reference, memory, report, error)
     listing, choice = plan.listing, plan.choice
     for line in describe(plan, memory):
         report.say(line)
@@ -109,6 +112,19 @@ def pull_reference(reference: Reference, verify: bool, memory: int | None, repor
         write_ref(listing.repository, listing.revision, listing.commit)
         write_record(work, _record(plan, stored))
         return publish(work, folder, report)
+
+
+def _plan_of_cached(reference: Reference, memory: int | None, report: Report, error: Unreachable) -> HubPlan:
+    """A plan from what the cache has, where the hub gives no answer; `error` again if that is not a whole model."""
+    listing = list_cached(reference)
+    if listing is None:
+        raise error
+    try:
+        plan = plan_reference(reference, memory, report, listing)
+    except LocalInferError:
+        raise error from None
+    report.say(f"{error.message}; what the Hugging Face cache has is used, and may not be the latest")
+    return plan
 
 
 def _installed_already(reference: Reference) -> Installed | None:
