@@ -54,7 +54,7 @@ class FileWriter:
         self.layout = layout
         self._write(layout.header, 0)
 
-    def write(self, name: str, at: int, data: bytes | memoryview) -> None:
+    def write(self, name: str, at: int, data: bytes | bytearray | memoryview) -> None:
         """Writes bytes of a tensor, `at` bytes from its start."""
         self._write(data, self.layout.offsets[name] + at)
 
@@ -82,7 +82,7 @@ class FileWriter:
     ) -> None:
         self.close()
 
-    def _write(self, data: bytes | memoryview, offset: int) -> None:
+    def _write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         view = memoryview(data).cast("B")
         try:
             while view:

@@ -61,7 +61,7 @@ class Scheme:
 
     def config(self, ignore: Sequence[str]) -> dict[str, Any]:
         """`quantization_config` of config.json."""
-        group = {"targets": ["Linear"], "weights": dict(self.weights), "format": self.format}
+        group: dict[str, Any] = {"targets": ["Linear"], "weights": dict(self.weights), "format": self.format}
         group["input_activations"] = None if self.inputs is None else dict(self.inputs)
         return {
             "quant_method": "compressed-tensors",
@@ -121,21 +121,21 @@ class CompressedJob(Job):
             size = self.tensor.nbytes // self.rows
             return [Part(self.name, start * size, self.source_bytes(start, rows))]
         try:
-            return self._quantized(start, rows, threads)
+            return self._quantized(self.scheme, start, rows, threads)
         except LocalInferError as error:
             raise LocalInferError(f"tensor {self.name}: {error.message}", error.hint) from error
 
-    def _quantized(self, start: int, rows: int, threads: int) -> list[Part]:
+    def _quantized(self, scheme: str, start: int, rows: int, threads: int) -> list[Part]:
         from localinfer.kernels.quantize.quantizer import quantize_fp8, quantize_int4, quantize_int8
 
         weights = _float_rows(self.tensor, start, rows)
         importance, hessian = self.calibration.importance, self.calibration.hessian
         scale_type = self.tensor.dtype
-        if self.scheme == "int8":
+        if scheme == "int8":
             codes, scales = quantize_int8(
                 weights, importance=importance, hessian=hessian, scale_type=scale_type, threads=threads
             )
-        elif self.scheme == "int4":
+        elif scheme == "int4":
             codes, scales, _ = quantize_int4(
                 weights,
                 group=_INT4_GROUP,
@@ -146,11 +146,11 @@ class CompressedJob(Job):
             )
             codes = _packed(codes)
         else:
-            block = (_FP8_BLOCK, _FP8_BLOCK) if self.scheme == "fp8-block" else None
+            block = (_FP8_BLOCK, _FP8_BLOCK) if scheme == "fp8-block" else None
             codes, scales = quantize_fp8(
                 weights, block=block, importance=importance, hessian=hessian, scale_type=scale_type, threads=threads
             )
-        unit = SCHEMES[self.scheme].row_unit
+        unit = SCHEMES[scheme].row_unit
         return self._parts(start, codes, start // unit, _as_type(scales, scale_type))
 
     def _parts(self, row: int, codes: npt.NDArray[Any], scale_row: int, scales: npt.NDArray[Any]) -> list[Part]:

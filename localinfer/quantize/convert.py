@@ -72,7 +72,7 @@ def quantized(type_name: str, weights: npt.NDArray[np.float32], calibration: Cal
     from localinfer.kernels.quantize.quantizer import quantize_rows, quantize_with_feedback
 
     if type_name == "F32":
-        return memoryview(weights).cast("B")
+        return weights.tobytes()
     if calibration.hessian is not None:
         return quantize_with_feedback(type_name, weights, hessian=calibration.hessian, threads=threads)
     return quantize_rows(type_name, weights, importance=calibration.importance, threads=threads)

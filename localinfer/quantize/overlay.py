@@ -27,6 +27,7 @@ class Overlay:
         self.metadata: Metadata = model.metadata
         self.tensors: dict[str, Tensor] = {name: replaced.get(name, tensor) for name, tensor in model.tensors.items()}
         self.paths = model.paths
+        self.notes = model.notes
         self.file_size = sum(tensor.nbytes for tensor in self.tensors.values())
 
     def tensor(self, name: str) -> Tensor:

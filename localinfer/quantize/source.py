@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +41,11 @@ def source_files(model: ModelFile, path: Path) -> list[Path]:
     return list(dict.fromkeys([*weights, *beside]))
 
 
-def identities(files: list[Path]) -> list[SourceIdentity]:
+def identities(files: Sequence[Path]) -> list[SourceIdentity]:
     return [SourceIdentity(f.name, (stat := f.stat()).st_size, stat.st_mtime_ns) for f in files]
 
 
-def begin_hashing(files: list[Path], pool: Executor) -> list[Future[SourceFile]]:
+def begin_hashing(files: Sequence[Path], pool: Executor) -> list[Future[SourceFile]]:
     """Starts hashing; the weights of a large model take as long as reading them does."""
     return [pool.submit(_hashed, file) for file in files]
 
