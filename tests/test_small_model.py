@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import math
 import re
 import sys
@@ -67,8 +68,10 @@ def test_the_files_are_small_and_shaped_for_every_block_format(model: LlamaForCa
         assert bool(torch.isfinite(weight).all()), name
 
 
-def test_the_tokenizer_loads_and_decodes_what_it_encodes() -> None:
+def test_the_tokenizer_loads_and_decodes_what_it_encodes(script: Any) -> None:
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    splitter = json.loads((CHECKPOINT / "tokenizer.json").read_text("utf-8"))["pre_tokenizer"]["pretokenizers"][0]
+    assert splitter["pattern"]["Regex"] == script.WORDS
     text = "Call me Ishmael. It's 1851, and\n\n  the naïve “whale” weighs 90 tons 🐋!"
     ids = tokenizer(text).input_ids
     assert ids[0] == tokenizer.bos_token_id
