@@ -159,13 +159,11 @@ def _pairs(template: ChatTemplate, lead: str, found: str, two: str | None) -> To
     tail = _without_end(template, rest.split(_OTHER_VALUE, 1)[1])
     if head.startswith("{") and next_pair.endswith(","):
         quote = middle.removeprefix(":")
-        return ToolFormat("notation", lead, tail.removeprefix(quote).removeprefix("}"), pair_middle=quote)
+        call_close, between, call_open = _split_marks(lead, _after(tail, quote, "}"), _second_pairs(two, quote, "}"))
+        return ToolFormat("notation", call_open, call_close, between=between, pair_middle=quote)
     pair_open = _common_suffix(head, next_pair)
     pair_close = _common_prefix(next_pair.removesuffix(pair_open), tail)
-    second = None
-    if two is not None and _SECOND in two:
-        behind = two.split(_OTHER_VALUE, 1)[1].removeprefix(pair_close)
-        second = behind.split(_SECOND, 1)[0]
+    second = _second_pairs(two, pair_close)
     call_close, between, call_open = _split_marks(lead, tail.removeprefix(pair_close), second)
     empty = _turn(template, [_call(0, _FIRST, {})])
     nothing = "" if empty is None else _without_end(template, empty.split(_FIRST, 1)[1])
@@ -205,6 +203,20 @@ def _second_call(two: str) -> str | None:
     found = two.split(_FIRST, 1)[1]
     arguments = _json_in(found)
     return None if arguments is None else found[arguments[1] :].split(_SECOND, 1)[0]
+
+
+def _second_pairs(two: str | None, *marks: str) -> str | None:
+    """The same for pairs; `marks` stand behind the last value and belong to the first call's arguments."""
+    if two is None or _SECOND not in two or _OTHER_VALUE not in two:
+        return None
+    return _after(two.split(_OTHER_VALUE, 1)[1], *marks).split(_SECOND, 1)[0]
+
+
+def _after(text: str, *marks: str) -> str:
+    """The text without the marks that it begins with."""
+    for mark in marks:
+        text = text.removeprefix(mark)
+    return text
 
 
 def _json_in(text: str) -> tuple[int, int] | None:
