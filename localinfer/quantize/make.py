@@ -46,7 +46,7 @@ class Product:
 
     source     the tensors' model; `path` is where it lies, `files` are all that the result depends on
     jobs       one per tensor of the source
-    layout     the layout of the file, given the text of its provenance
+    layout     the layout of the file, given the text of its provenance, whose length in a header `width` tells
     records    what provenance says of the tensors, given their hashes
     measure    the quality report, given the file (or folder) in the making
     beside     texts and files that belong into the folder of the result, by name
@@ -64,6 +64,7 @@ class Product:
     calibration: Mapping[str, Any] | None = None
     beside: Mapping[str, str | Path] = field(default_factory=dict)
     member: str = ""
+    width: Callable[[str], int] = len
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ def make(product: Product, output: Path, *, threads: int, force: bool, signed: b
     unknown = tuple(SourceFile(mark.name, mark.size, UNKNOWN_HASH) for mark in marks)
     source = describe_source(product.path, unknown)
     draft = Provenance(__version__, source, product.recipe, product.calibration, product.records({}))
-    room = room_for(draft)
-    layout = product.layout(padded(draft, room))
+    room = room_for(draft, product.width)
+    layout = product.layout(padded(draft, room, product.width))
     fingerprint = _digest([draft.to_dict(), [asdict(mark) for mark in marks], layout.size])
     with ThreadPoolExecutor(1, "hash") as hasher, WorkFile(output, fingerprint, product.member) as work:
         if work.finished:
@@ -100,11 +101,11 @@ def make(product: Product, output: Path, *, threads: int, force: bool, signed: b
             if identities(product.files) != marks:
                 raise LocalInferError(f"{product.path} was changed while it was read", "run the command again")
             made = replace(draft, source=replace(source, files=known), tensors=product.records(hashes))
-            writer.write_header(product.layout(padded(made, room)))
+            writer.write_header(product.layout(padded(made, room, product.width)))
             seconds = time.monotonic() - started
             _put_beside(product.beside, work.root)
             made = replace(made, quality=product.measure(work.root))
-            writer.write_header(product.layout(padded(made, room)))
+            writer.write_header(product.layout(padded(made, room, product.width)))
             writer.flush()
         _describe(made, work, output, signed)
         refuse_existing(output, force)

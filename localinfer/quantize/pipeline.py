@@ -18,7 +18,7 @@ from localinfer.quantize.calibrate import DEFAULT, Known, calibration_text, is_s
 from localinfer.quantize.convert import GGUFJob
 from localinfer.quantize.make import Made, Product, Report, make, refuse_existing, refuse_sources
 from localinfer.quantize.mixed import Mix, bits_of, budget_of, bytes_of, fit, measure
-from localinfer.quantize.provenance import UNKNOWN_HASH, Provenance, SourceFile, room_for
+from localinfer.quantize.provenance import UNKNOWN_HASH, Provenance, SourceFile, room_for, width_in_json
 from localinfer.quantize.recipes import ALIASES, RECIPES, Choice, choose, find_recipe
 from localinfer.quantize.sensitivity import Prober
 from localinfer.quantize.source import describe_source, is_quantized, shape_of, source_files, weights_in
@@ -210,6 +210,7 @@ def _quantize_checkpoint(wishes: Wishes, scheme: str, report: Report) -> Result:
             calibration=known.describe(),
             beside=compressed.beside(folder, scheme, jobs),
             member=compressed.WEIGHTS_FILE,
+            width=width_in_json,
         )
         made = _make(product, output, wishes, report)
         return _result(output, made, model, [(info.dtype, info.nbytes) for job in jobs for info in job.infos])

@@ -9,7 +9,7 @@ field to those who read one.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,17 +135,22 @@ def _check(provenance: Provenance, where: str) -> None:
         raise FormatError(f"{where}: the provenance has values of the wrong kind", _HINT)
 
 
-def room_for(provenance: Provenance) -> int:
-    """Characters that take a provenance as well when its hashes and its quality report are filled in."""
-    return len(provenance.to_json()) + _REPORT_ROOM
+def room_for(provenance: Provenance, width: Callable[[str], int] = len) -> int:
+    """Room that is enough as well when hashes and quality report are filled in, as the header's format counts it."""
+    return width(provenance.to_json()) + _REPORT_ROOM
 
 
-def padded(provenance: Provenance, room: int) -> str:
-    """The JSON with blanks behind it, `room` characters in all."""
+def padded(provenance: Provenance, room: int, width: Callable[[str], int] = len) -> str:
+    """The JSON with blanks behind it, so that it takes `room` in the header."""
     text = provenance.to_json()
-    if len(text) > room:
-        raise ValueError(f"a provenance of {len(text)} characters does not fit {room}")
-    return text.ljust(room)
+    if width(text) > room:
+        raise ValueError(f"a provenance of {width(text)} characters does not fit {room}")
+    return text + " " * (room - width(text))
+
+
+def width_in_json(text: str) -> int:
+    """Characters that a text takes as a JSON string: quotes in it take two."""
+    return len(json.dumps(text))
 
 
 def read_provenance(metadata: Mapping[str, Any], where: str) -> Provenance | None:
