@@ -23,6 +23,14 @@ def command(
         str,
         typer.Option("--source", "-s", help="What the file should have been made from.", show_default="none"),
     ] = "",
+    calibrate: Annotated[
+        str,
+        typer.Option(
+            "--calibrate",
+            help="The statistics that a file of localinfer was calibrated with, as `quantize --calibrate` takes them.",
+            show_default="none",
+        ),
+    ] = "",
     sample: Annotated[
         bool, typer.Option("--sample", help=f"Look at {SAMPLE:.0%} of the rows, and at no hash: quick.")
     ] = False,
@@ -49,6 +57,7 @@ def command(
     wishes = Wishes(
         Path(resolve(file)),
         Path(resolve(source)) if source else None,
+        calibrate,
         share=SAMPLE if sample else 1.0,
         seed=secrets.randbits(32) if seed is None else seed,
         threads=threads,

@@ -1,9 +1,9 @@
 """How much of its weights a block may lose: what the rules leave open is bounded here.
 
-Rules say that weights lie on the right levels of a block's grid, whatever its scales are. Scales that are nonsense would
-pass: a step of zero puts every weight on its nearest level, zero. So the squared error of every block, and of every
-tensor, is compared with that of plain rounding: for a grid of n levels between plus and minus the block's largest
-magnitude, a twelfth of the squared step per weight; for a code book, a share of the block's energy that is usual.
+Rules say that weights lie on the right levels of a block's grid, whatever its scales are. Scales that are nonsense
+would pass: a step of zero puts every weight on its nearest level, zero. So the squared error of every block, and of
+every tensor, is compared with that of plain rounding: for a grid of n levels between plus and minus the block's
+largest magnitude, a twelfth of the squared step per weight; for a code book, a share of its energy that is usual.
 
 Limits are multiples of that. They lie at twice or more of the largest ones found among quantizations by llama.cpp of
 normal and heavy-tailed weights with importances that spread log-normally (sigma 3), with some columns ten thousand
@@ -38,11 +38,10 @@ class Budget:
     def plain(self, weights: Floats) -> npt.NDArray[np.float64]:
         """The squared error of plain rounding, summed over each block of `weights` [n, size]: [n]."""
         size = weights.shape[1]
-        if self.levels:
-            step = np.abs(weights).max(axis=1).astype(np.float64) * (2 / self.levels)
-            error = step * step * (size / 12)
-        else:
-            error = self.share * energy(weights)
+        if not self.levels:
+            return self.share * energy(weights)
+        step = np.abs(weights).max(axis=1).astype(np.float64) * (2 / self.levels)
+        error: npt.NDArray[np.float64] = step * step * (size / 12)
         return error
 
     @property
@@ -74,11 +73,15 @@ BUDGETS: dict[str, Budget] = {
     "NVFP4": Budget(block=8, tensor=4, levels=15),
     "TQ1_0": Budget(block=8, tensor=6, levels=3, reach=1),
     "TQ2_0": Budget(block=8, tensor=6, levels=3, reach=1),
+    # A row, or a part of it, has one scale, and many runs of 32 weights are much smaller: none is judged by itself.
+    **dict.fromkeys(("I8_32", "I8_128"), Budget(block=1e9, tensor=50, share=1e-4)),
+    **dict.fromkeys(("I4_32", "I4_64", "I4_128"), Budget(block=1e9, tensor=8, share=0.02)),
+    **dict.fromkeys(("F8_32", "F8_128"), Budget(block=1e9, tensor=8, share=7e-4)),
     "IQ3_S": Budget(block=36, tensor=6, share=0.03, reach=465),
     "IQ3_XXS": Budget(block=28, tensor=6, share=0.045, reach=250),
     "IQ2_S": Budget(block=16, tensor=4, share=0.08, reach=170),
     "IQ2_XS": Budget(block=10, tensor=4, share=0.12, reach=170),
     "IQ2_XXS": Budget(block=20, tensor=4.5, share=0.15, reach=170),
-    "IQ1_S": Budget(block=14, tensor=2.6, share=0.3, reach=17),
-    "IQ1_M": Budget(block=14, tensor=2.6, share=0.3, reach=17),
+    "IQ1_S": Budget(block=20, tensor=3.3, share=0.3, reach=17),
+    "IQ1_M": Budget(block=20, tensor=3.3, share=0.3, reach=17),
 }

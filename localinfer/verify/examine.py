@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localinfer.verify.budget import BUDGETS, Budget, energy
-from localinfer.verify.known import quantizers_for
+from localinfer.verify.known import Quantizer, quantizers_for
 from localinfer.verify.pair import Chunk, Pair
 from localinfer.verify.rules import SAME, Rule, rules_for
 
@@ -98,42 +98,44 @@ class Finding:
     change: float | None = None
 
 
-def examine(pair: Pair, chunks: Sequence[Chunk], pool: Executor) -> Finding:
-    """The verdict about a tensor from some of its rows, or all of them."""
-    examination = _Examination(pair, list(chunks), pool)
-    return examination.finding()
+def examine(
+    pair: Pair, chunks: Sequence[Chunk], pool: Executor, more: Mapping[str, Quantizer] | None = None
+) -> Finding:
+    """The verdict about a tensor from some of its rows, or all of them. `more` quantizers are tried first."""
+    return _Examination(pair, list(chunks), pool, more or {}).finding()
 
 
 class _Examination:
     """One tensor. A chunk that refuted something is asked first from then on."""
 
-    def __init__(self, pair: Pair, chunks: list[Chunk], pool: Executor) -> None:
+    def __init__(self, pair: Pair, chunks: list[Chunk], pool: Executor, more: Mapping[str, Quantizer]) -> None:
         self._pair = pair
         self._chunks = chunks
         self._pool = pool
         self._budget = BUDGETS.get(pair.file.type.name)
         self._rules = rules_for(pair.file.type.name)
+        self._quantizers = {**more, **quantizers_for(pair.file.type.name)}
 
     def finding(self) -> Finding:
         looked = Tally(rows=sum(chunk.rows for chunk in self._chunks))
         looked = looked + Tally(weights=looked.rows * self._pair.columns)
         if self._holds(self._pair.same_bytes):
             return Finding(Verdict.IDENTICAL, "the same bytes", tally=looked)
-        quantizers = quantizers_for(self._pair.file.type.name)
         ways = ["", *self._pair.conversions()]
         for way in ways:
-            for name, quantizer in quantizers.items():
-                if self._holds(lambda chunk, way=way, make=quantizer: self._reproduced(chunk, way, make)):
+            for name, quantizer in self._quantizers.items():
+                if self._reproduced(way, quantizer):
                     return Finding(Verdict.IDENTICAL, name, way, looked)
         for way in ways:
             for rule in self._rules:
                 tally = self._tally(rule, way, stop=True)
                 if tally is not None and not tally.broken:
                     return self._within_budget(Finding(Verdict.CONSISTENT, rule.name, way, tally))
-        return self._detour(quantizers) or self._departure()
+        return self._detour() or self._departure()
 
-    def _reproduced(self, chunk: Chunk, way: str, quantizer: Callable[[Any], Any]) -> bool:
-        return bool(quantizer(self._pair.weights(chunk, way)) == self._pair.data(chunk))
+    def _reproduced(self, way: str, quantizer: Quantizer) -> bool:
+        """Whether a quantizer makes the same bytes."""
+        return self._holds(lambda chunk: bool(quantizer(self._pair.weights(chunk, way)) == self._pair.data(chunk)))
 
     def _holds(self, test: Callable[[Chunk], bool]) -> bool:
         """Whether a test holds for all chunks."""
@@ -171,11 +173,11 @@ class _Examination:
             return Finding(Verdict.UNPROVEN, "scales that lose too much all over", finding.way, tally)
         return finding
 
-    def _detour(self, quantizers: dict[str, Callable[[Any], Any]]) -> Finding | None:
+    def _detour(self) -> Finding | None:
         """Whether the file was made from a quantized version of the source."""
         for way in self._pair.requantizations():
-            for name, quantizer in quantizers.items():
-                if self._holds(lambda chunk, way=way, make=quantizer: self._reproduced(chunk, way, make)):
+            for name, quantizer in self._quantizers.items():
+                if self._reproduced(way, quantizer):
                     return Finding(Verdict.UNPROVEN, f"requantized, {name}", way)
             for rule in self._rules:
                 tally = self._tally(rule, way, stop=True)
@@ -215,7 +217,7 @@ def tally_blocks(
     blocks_per_row: int,
 ) -> Tally:
     """As `tally_chunk`, of n blocks: weights and values [n, size], and the blocks' bytes."""
-    finite = np.isfinite(weights).all(axis=1) & np.isfinite(values).all(axis=1)
+    finite = np.asarray(np.isfinite(weights).all(axis=1) & np.isfinite(values).all(axis=1))
     if not finite.all():
         weights, values = (np.where(finite[:, None], array, np.float32(0)) for array in (weights, values))
     excess = np.where(finite, rule.excess(weights, data, values), np.float32(np.inf))

@@ -227,3 +227,47 @@ def iq4_xs(block: Array) -> Placed:
     upper = (block["high"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16)) & np.uint16(3)
     scales = low | (upper.astype(np.uint8) << np.uint8(4))
     return Placed(_planes(block["q"], 4, 16), _scale(block["d"]) * _float(scales.astype(np.int8) - np.int8(32)))
+
+
+# ---- what checkpoints of safetensors are read as ---------------------------------------------------------------------
+
+# Types of no GGUF file, into which checkpoints/quantized reads integers and FP8.
+INTERNAL = ("I8_32", "I8_128", "I4_32", "I4_64", "I4_128", "F8_32", "F8_128")
+
+
+def _integers(block: Array, codes: Array) -> Placed:
+    steps = _scale(block["d"])
+    return Placed(codes, steps, steps * _scale(block["z"]))
+
+
+def _signed_bytes(block: Array) -> Placed:
+    return _integers(block, block["q"].view(np.uint8) ^ np.uint8(128))
+
+
+def _halves(block: Array) -> Placed:
+    both = np.stack([block["q"] & np.uint8(15), block["q"] >> np.uint8(4)], axis=-1)
+    return _integers(block, both.reshape(len(block), -1))
+
+
+def _e4m3() -> Floats:
+    """What each of 256 bytes stands for: 1 sign, 4 exponent and 3 mantissa bits; NaN for two."""
+    code = np.arange(256)
+    exponent, mantissa = (code >> 3) & 15, code & 7
+    size = np.where(exponent > 0, np.ldexp(1 + mantissa / 8, exponent - 7), np.ldexp(mantissa / 8, -6))
+    size[code & 127 == 127] = np.nan
+    return _float(np.where(code & 128, -size, size))
+
+
+_E4M3_VALUES = _e4m3()
+_E4M3_LEVELS = np.unique(_E4M3_VALUES[~np.isnan(_E4M3_VALUES)])
+# A NaN gets the place of the largest; the finite values of such a block are asked for elsewhere.
+_E4M3_PLACES = np.minimum(np.searchsorted(_E4M3_LEVELS, _E4M3_VALUES), len(_E4M3_LEVELS) - 1).astype(np.uint8)
+
+
+def _small_floats(block: Array) -> Placed:
+    return Placed(_E4M3_PLACES[block["q"]], _scale(block["d"]))
+
+
+GRIDS |= dict.fromkeys(("I8_32", "I8_128"), Grid(_levels(range(-128, 128)), _signed_bytes))
+GRIDS |= dict.fromkeys(("I4_32", "I4_64", "I4_128"), Grid(_levels(range(16)), _halves))
+GRIDS |= dict.fromkeys(("F8_32", "F8_128"), Grid(_levels(_E4M3_LEVELS), _small_floats))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +70,7 @@ def check_files(paths: tuple[Path, ...]) -> list[Check]:
     return checks
 
 
-def check_sources(provenance: Provenance, paths: tuple[Path, ...]) -> list[Check]:
+def check_sources(provenance: Provenance, paths: Sequence[Path]) -> list[Check]:
     """The files of a source, against what the provenance says of those of the same name."""
     here = {path.name: path for path in paths}
     return [

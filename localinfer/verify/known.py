@@ -34,13 +34,18 @@ def quantizers_for(type_name: str) -> dict[str, Quantizer]:
 
 
 def _f32(weights: Floats) -> Bytes:
-    return memoryview(weights).cast("B")
+    return _bytes(weights)
+
+
+def _bytes(array: npt.NDArray[Any]) -> Bytes:
+    whole: Any = np.ascontiguousarray(array)
+    return memoryview(whole).cast("B")
 
 
 def f16(weights: Floats) -> Bytes:
     """IEEE 754 binary16, ties to even; what is too large becomes infinite."""
     with np.errstate(over="ignore"):
-        return memoryview(weights.astype("<f2")).cast("B")
+        return _bytes(weights.astype("<f2"))
 
 
 def bf16(weights: Floats) -> Bytes:
@@ -48,11 +53,11 @@ def bf16(weights: Floats) -> Bytes:
     bits = weights.view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
     quiet = (bits >> np.uint32(16)) | np.uint32(64)
-    return memoryview(np.where(np.isnan(weights), quiet, rounded).astype("<u2")).cast("B")
+    return _bytes(np.where(np.isnan(weights), quiet, rounded).astype("<u2"))
 
 
 def _bf16_cut(weights: Floats) -> Bytes:
-    return memoryview((weights.view(np.uint32) >> np.uint32(16)).astype("<u2")).cast("B")
+    return _bytes((weights.view(np.uint32) >> np.uint32(16)).astype("<u2"))
 
 
 _CASTS: dict[str, Quantizer] = {"F32": _f32, "F16": f16, "BF16": bf16}
@@ -67,7 +72,7 @@ def _public(type_name: str) -> Quantizer:
 
     def quantized(weights: Floats) -> Bytes:
         with np.errstate(all="ignore"):
-            return memoryview(np.ascontiguousarray(quantize(weights, kind))).cast("B")
+            return _bytes(quantize(weights, kind))
 
     return quantized
 

@@ -6,6 +6,8 @@ weights, and nothing need be known about the search for its scales:
 
     nearest    every weight lies nearest to its own level, under the scales as they are stored. So end llama.cpp's
                K types and four-bit floats
+    coarse     the same, but weights may have been divided by their scale in bfloat16, as quantizers in torch do it:
+               integers and FP8 in safetensors
     rounded    every weight lies nearest to its own level under a scale that rounds to the stored one: scales are
                computed in 32 bits and stored in 16 (IQ4_NL, IQ4_XS, TQ1_0, TQ2_0)
     rescaled   every weight lies nearest to its own level under some scale (and minimum), not too far from the stored
@@ -30,7 +32,7 @@ import numpy.typing as npt
 
 from localinfer.kernels.reference.dequantize import DEQUANTIZERS
 from localinfer.verify.books import BOOKS, NO_WEIGHT, unexplained_runs, untouched_runs
-from localinfer.verify.grids import GRIDS, Levels, Placed, place
+from localinfer.verify.grids import GRIDS, INTERNAL, Levels, Placed, place
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -42,6 +44,7 @@ _TOLERANCE = np.float32(1e-4)
 _SCALE_TOLERANCE = 2e-6
 # A 16-bit float lies this close to the number that it stands for: relative, or absolute close to zero.
 _HALF_ULP, _HALF_SPACING = 2.0**-11, 2.0**-25
+_HALF_BF16_ULP = np.float32(2.0**-8)
 # The scale that chose the levels over the one stored. A weighted mean of weights / levels can be off by 2; with a
 # minimum beside it searches went to 3.3, with importances that differ ten-thousandfold.
 _MOST_RESCALED = 4.0
@@ -80,6 +83,18 @@ def _nearest(type_name: str) -> Rule:
         return _beyond(levels, placed.codes, _in_steps(weights, placed))
 
     return Rule("nearest", excess)
+
+
+def _coarse(type_name: str) -> Rule:
+    """As `_nearest`, if weights were divided by their scale in bfloat16, as quantizers written in torch do."""
+    levels = GRIDS[type_name].levels
+
+    def excess(weights: Floats, data: Any, values: Floats) -> Floats:
+        placed = place(type_name, data)
+        units = _in_steps(weights, placed)
+        return _beyond(levels, placed.codes, units, np.abs(units) * _HALF_BF16_ULP)
+
+    return Rule("coarse", excess)
 
 
 def _rounded(type_name: str) -> Rule:
@@ -131,19 +146,23 @@ def _stored_scales(type_name: str, data: Any) -> Floats:
 
 def _in_steps(weights: Floats, placed: Placed) -> Floats:
     """(weights + minimums) / step, [n, size]; NaN where there is no step."""
-    runs = weights.reshape(*placed.steps.shape, -1)
+    runs: Floats = weights.reshape(*placed.steps.shape, -1)
     if placed.minimums is not None:
         runs = runs + placed.minimums[:, :, None]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         units = runs / np.where(placed.steps == 0, np.float32(np.nan), placed.steps)[:, :, None]
-    return units.reshape(weights.shape)
+    found: Floats = units.reshape(weights.shape)
+    return found
 
 
-def _beyond(levels: Levels, codes: Array, units: Floats) -> Floats:
+def _beyond(levels: Levels, codes: Array, units: Floats, leeway: Floats | None = None) -> Floats:
     """By how many steps the worst weight of each block lies beyond the borders of its level; NaN counts as inside."""
     beyond = np.fmax(units - levels.upper[codes], levels.lower[codes] - units)
+    if leeway is not None:
+        beyond = beyond - leeway
     worst = np.fmax.reduce(beyond, axis=1)
-    return np.where(worst > _TOLERANCE, worst, np.float32(0))
+    excess: Floats = np.where(worst > _TOLERANCE, worst, np.float32(0))
+    return excess
 
 
 def _rounding(stored: Floats) -> tuple[Doubles, Doubles]:
@@ -195,19 +214,21 @@ def _under_scale_and_minimum(
 def _steps_of_gap(gap: Doubles, misplaced: Array, extent: Doubles) -> Floats:
     """What a gap between the factors that weights ask for means at the weight farthest out, in steps."""
     excess = np.where(gap > 0, np.maximum(gap * extent / 2, _TOLERANCE), 0.0)
-    return np.where(misplaced, np.maximum(excess, 0.5), excess).astype(np.float32)
+    found: Floats = np.where(misplaced, np.maximum(excess, 0.5), excess).astype(np.float32)
+    return found
 
 
 # ---- code books ------------------------------------------------------------------------------------------------------
 
 
 def _from_book(type_name: str, wrong_signs: Callable[[str, Floats, Floats], Floats]) -> Rule:
-    def excess(weights: Floats, data: Any, values: Floats) -> Floats:
+    def broken(weights: Floats, data: Any, values: Floats) -> Floats:
         unexplained = unexplained_runs(type_name, weights, data, values)
         signs = np.where(untouched_runs(type_name, values), np.float32(0), wrong_signs(type_name, weights, values))
-        return np.maximum(signs, np.where(unexplained, _HALF_STEP, np.float32(0))).max(axis=1)
+        excess: Floats = np.maximum(signs, np.where(unexplained, _HALF_STEP, np.float32(0))).max(axis=1)
+        return excess
 
-    return Rule("book", excess)
+    return Rule("book", broken)
 
 
 def _split(type_name: str) -> Rule:
@@ -257,7 +278,8 @@ def _beyond_zero(weights: Floats, values: Floats, wrong: Array) -> Floats:
 def _other_numbers(weights: Floats, data: Any, values: Floats) -> Floats:
     """By how much numbers differ, over the largest of their row."""
     largest = np.maximum(np.abs(weights).max(axis=1), np.float32(1e-30))
-    return (np.abs(values - weights).max(axis=1) / largest).astype(np.float32)
+    differences: Floats = (np.abs(values - weights).max(axis=1) / largest).astype(np.float32)
+    return differences
 
 
 SAME = Rule("equality", _other_numbers)  # what is left where numbers are stored one by one
@@ -265,6 +287,7 @@ SAME = Rule("equality", _other_numbers)  # what is left where numbers are stored
 # ---- which type obeys which ------------------------------------------------------------------------------------------
 
 RULES: dict[str, tuple[Rule, ...]] = {
+    **{name: (_nearest(name), _coarse(name)) for name in INTERNAL},
     **{name: (_nearest(name),) for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "NVFP4")},
     **{name: (_nearest(name), _rounded(name)) for name in ("Q8_0", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0")},
     **{name: (_nearest(name), _rescaled(name)) for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1")},

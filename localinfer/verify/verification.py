@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import Any, Protocol
 
-from localinfer.checkpoints import open_model
+from localinfer.checkpoints import is_checkpoint, open_model
+from localinfer.errors import UnsupportedError
 from localinfer.formats.model_file import ModelFile
+from localinfer.formats.safetensors import open_safetensors
 from localinfer.kernels.base import Tensor
+from localinfer.quantize.calibrate import Known, known_from
 from localinfer.quantize.provenance import KEY, Provenance, read_provenance
+from localinfer.quantize.source import source_files
+from localinfer.verify.derive import calibrated_quantizers, derived_again
 from localinfer.verify.examine import Finding, Tally, Verdict, examine
-from localinfer.verify.hashes import Check, check_files, check_sources, check_tensors
+from localinfer.verify.hashes import Check, Hashed, check_files, check_sources, check_tensors
 from localinfer.verify.limits import measure_limits
 from localinfer.verify.pair import Pair
 from localinfer.verify.report import Report, TensorReport
@@ -30,7 +36,9 @@ _SAME_MATRIX = {"output.weight": "token_embd.weight"}
 
 
 class Watcher(Protocol):
-    """Who is told how far the work is, in bytes."""
+    """Who is told how far the work is, in bytes, and what else there is to say."""
+
+    def say(self, text: str) -> None: ...
 
     def progress(self, what: str, done: int, total: int) -> None: ...
 
@@ -39,16 +47,18 @@ class Watcher(Protocol):
 class Wishes:
     """What was asked for.
 
-    path     the file: .gguf, or a folder with safetensors
-    source   what it is said to be made from: of the same kinds; None checks hashes only
-    share    of the rows to look at; 1 is all
-    seed     chooses them
-    threads  0: one per processor that this process may use
-    limits   measure what changes would have been found
+    path       the file: .gguf, or a folder with safetensors
+    source     what it is said to be made from: of the same kinds; None checks hashes only
+    calibrate  the statistics that it was calibrated with, as `localinfer quantize --calibrate` takes them
+    share      of the rows to look at; 1 is all
+    seed       chooses them
+    threads    0: one per processor that this process may use
+    limits     measure what changes would have been found
     """
 
     path: Path
     source: Path | None = None
+    calibrate: str = ""
     share: float = 1.0
     seed: int = 0
     threads: int = 0
@@ -64,35 +74,63 @@ def verify(wishes: Wishes, watcher: Watcher) -> Report:
     with ExitStack() as opened:
         pool = opened.enter_context(ThreadPoolExecutor(threads, "verify"))
         file = opened.enter_context(open_model(wishes.path))
-        provenance = read_provenance(dict(file.metadata.items()), str(wishes.path))
-        checks = _check_hashes(file, provenance, pool, watcher) if wishes.share >= 1 else []
-        if wishes.source is None:
-            return Report(
-                str(wishes.path), "", wishes.share, wishes.seed, checks, _told(provenance), notes=_silent(file, checks)
-            )
-        source = opened.enter_context(open_model(wishes.source))
-        if provenance and wishes.share >= 1:
-            checks += check_sources(provenance, source.paths)
-        comparison = _Comparison(file, source, wishes, pool, watcher)
-        tensors = comparison.tensors()
+        stored = opened.enter_context(open_safetensors(wishes.path)) if is_checkpoint(wishes.path) else None
+        tensors: Mapping[str, Hashed] = stored.tensors if stored else file.tensors
+        notes: list[str] = []
+        provenance = read_provenance(stored.metadata if stored else file.metadata, str(wishes.path))
+        if provenance and stored is None and _is_of_another_file(provenance, file):
+            notes.append("its provenance is that of a file with other types, which it was made from or pretends to be")
+            provenance = None
+        checks = _check_hashes(file.paths, tensors, provenance, pool, watcher) if wishes.share >= 1 else []
+        told = {check.name for check in checks if check.kind == "tensor"}
+        notes += [f"no hash is known of tensor {name}" for name in tensors if told and name not in told]
+        found: dict[str, Any] = {}
+        if wishes.source is not None:
+            source = opened.enter_context(open_model(wishes.source))
+            if provenance and wishes.share >= 1:
+                checks += check_sources(provenance, source_files(source, wishes.source))
+            comparison = _Comparison(file, source, provenance, wishes, pool, watcher)
+            found["tensors"] = comparison.tensors()
+            found["metadata"] = _metadata_differences(file, source)
+            notes += comparison.notes
+            if wishes.limits:
+                found["limits"] = measure_limits(comparison.consistent, wishes.seed)
         return Report(
-            str(wishes.path),
-            str(wishes.source),
-            wishes.share,
-            wishes.seed,
-            checks,
-            _told(provenance),
-            tensors,
-            _metadata_differences(file, source),
-            measure_limits(comparison.consistent, wishes.seed) if wishes.limits else (),
+            path=str(wishes.path),
+            source="" if wishes.source is None else str(wishes.source),
+            share=wishes.share,
+            seed=wishes.seed,
+            checks=checks,
+            provenance=_told(provenance),
+            notes=notes,
+            **found,
         )
 
 
-def _check_hashes(file: ModelFile, provenance: Provenance | None, pool: Executor, watcher: Watcher) -> list[Check]:
-    checks = check_files(file.paths)
+def _is_of_another_file(provenance: Provenance, file: ModelFile) -> bool:
+    """Whether most of the bytes are in tensors of other types than the provenance says.
+
+    Programs that quantize a file copy its metadata, and with it a provenance that is not theirs.
+    """
+    other = sum(
+        tensor.nbytes
+        for name, tensor in file.tensors.items()
+        if name not in provenance.tensors or provenance.tensors[name].type != tensor.type.name
+    )
+    return other * 2 > sum(tensor.nbytes for tensor in file.tensors.values())
+
+
+def _check_hashes(
+    paths: tuple[Path, ...],
+    tensors: Mapping[str, Hashed],
+    provenance: Provenance | None,
+    pool: Executor,
+    watcher: Watcher,
+) -> list[Check]:
+    checks = check_files(paths)
     if provenance:
         done, lock = 0, Lock()
-        total = sum(tensor.nbytes for tensor in file.tensors.values())
+        total = sum(tensor.nbytes for tensor in tensors.values())
 
         def add(count: int) -> None:
             nonlocal done
@@ -100,14 +138,8 @@ def _check_hashes(file: ModelFile, provenance: Provenance | None, pool: Executor
                 done += count
                 watcher.progress("hashing", done, total)
 
-        checks += check_tensors(provenance, file.tensors, "the provenance", pool, add)
+        checks += check_tensors(provenance, tensors, "the provenance", pool, add)
     return checks
-
-
-def _silent(file: ModelFile, checks: Sequence[Check]) -> list[str]:
-    """Tensors that no hash is known of, in a file that tells some."""
-    known = {check.name for check in checks if check.kind == "tensor"}
-    return [f"no hash is known of tensor {name}" for name in file.tensors if known and name not in known]
 
 
 def _told(provenance: Provenance | None) -> dict[str, object] | None:
@@ -120,21 +152,58 @@ def _told(provenance: Provenance | None) -> dict[str, object] | None:
 
 
 class _Comparison:
-    """All tensors of a file with those of a source. `consistent`: pairs that have room for doubt, with their rules."""
+    """All tensors of a file with those of a source.
 
-    def __init__(self, file: ModelFile, source: ModelFile, wishes: Wishes, pool: Executor, watcher: Watcher) -> None:
-        self._file, self._source = file, source
+    consistent   pairs that have room for doubt, with what was found
+    notes        what could not be done
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        source: ModelFile,
+        provenance: Provenance | None,
+        wishes: Wishes,
+        pool: Executor,
+        watcher: Watcher,
+    ) -> None:
+        assert wishes.source is not None
+        self._file, self._source, self._source_path = file, source, wishes.source
+        self._provenance = provenance
         self._wishes = wishes
         self._pool = pool
         self._watcher = watcher
         self.consistent: list[tuple[Pair, Finding]] = []
+        self.notes: list[str] = []
+        self._known = self._statistics()
+
+    def _statistics(self) -> Known:
+        """The calibration statistics that the file was made with."""
+        recorded = self._provenance.calibration if self._provenance else None
+        if recorded is None:
+            return Known()
+        if not self._wishes.calibrate:
+            self.notes.append("tensors that were calibrated were not made again: --calibrate names their statistics")
+            return Known()
+        feedback = bool(recorded.get("feedback"))
+        known = known_from(self._wishes.calibrate, self._source, feedback, self._wishes.threads, self._watcher)
+        if known.statistics is None or known.statistics.sha256 != recorded.get("sha256"):
+            self.notes.append("the statistics of --calibrate are not those that the file was made with")
+        return known
 
     def tensors(self) -> list[TensorReport]:
+        derived = self._derived()
         reports, done, mapped = [], 0, 0
         total = sum(tensor.nbytes for tensor in self._file.tensors.values())
         for name, tensor in self._file.tensors.items():
             self._watcher.progress("comparing", done, total)
-            reports.append(self._report(tensor, self._partner(name)))
+            partner = self._partner(name)
+            if name in derived and partner is not None:
+                found = Finding(Verdict.IDENTICAL, derived[name])
+                rows = math.prod(tensor.shape[:-1])
+                reports.append(TensorReport(name, tensor.type.name, partner.type.name, rows, rows, found))
+            else:
+                reports.append(self._report(tensor, partner))
             done, mapped = done + tensor.nbytes, mapped + tensor.nbytes
             if mapped > _DROP_AFTER:
                 mapped = 0
@@ -146,6 +215,18 @@ class _Comparison:
             for name, tensor in self._source.tensors.items()
             if name not in self._file.tensors and not self._stands_elsewhere(name)
         ]
+
+    def _derived(self) -> dict[str, str]:
+        """Tensors of a folder of ours that came out the same when made again, by how."""
+        if self._provenance is None or self._wishes.share < 1 or not is_checkpoint(self._wishes.path):
+            return {}
+
+        def progress(done: int, total: int) -> None:
+            self._watcher.progress("making again", done, total)
+
+        return derived_again(
+            self._wishes.path, self._source_path, self._source, self._provenance, self._known, self._pool, progress
+        )
 
     def _partner(self, name: str) -> Tensor | None:
         return self._source.tensors.get(name) or self._source.tensors.get(_SAME_MATRIX.get(name, ""))
@@ -166,7 +247,12 @@ class _Comparison:
             return TensorReport(tensor.name, tensor.type.name, partner.type.name, 0, 0, finding)
         pair = Pair(tensor, partner)
         chunks = chunks_of(pair, self._wishes.share, self._wishes.seed)
-        finding = examine(pair, chunks, self._pool)
+        record = self._provenance.tensors.get(tensor.name) if self._provenance else None
+        more = calibrated_quantizers(record, self._known, tensor.name)
+        try:
+            finding = examine(pair, chunks, self._pool, more)
+        except UnsupportedError as error:  # a type that nothing here can read
+            finding = Finding(Verdict.UNPROVEN, error.message)
         if finding.verdict is Verdict.CONSISTENT:
             self.consistent.append((pair, finding))
         seen = sum(chunk.rows for chunk in chunks)
@@ -186,9 +272,6 @@ def _metadata_differences(file: ModelFile, source: ModelFile) -> list[str]:
 
 
 def _equal(one: object, other: object) -> bool:
-    if isinstance(one, str | int | float) or one is None or other is None:
-        return one == other
-    try:
-        return list(one) == list(other)  # type: ignore[call-overload]
-    except TypeError:
-        return False
+    if isinstance(one, Iterable) and isinstance(other, Iterable) and not isinstance(one, str):
+        return list(one) == list(other)
+    return bool(one == other)
