@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from localinfer.checkpoints.rows import Rows
 from localinfer.checkpoints.values import float_rows
 from localinfer.errors import UnsupportedError
@@ -16,8 +18,9 @@ class RowQuantizer:
     """Makes quantized rows of a checkpoint's matrices."""
 
     def __init__(self, quant: str) -> None:
-        # Loaded now, so that the memory plan counts what it takes.
         from localinfer.kernels.quantize.quantizer import QUANTIZABLE
+
+        import_module("numpy")  # now, so that the memory plan counts what it takes
 
         name = quant.upper()
         if name not in QUANTIZABLE:

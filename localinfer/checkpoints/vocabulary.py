@@ -14,6 +14,7 @@ import re
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from localinfer.text.tokenizer import pack_strings
 
 _PREFIX = "tokenizer.ggml."
 _MAX_TOKENS = 1 << 22
+_MAX_PIECE = 1024  # characters of a token that is merged from others
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _SPACE = "▁"
 # Added tokens that text must not become although their file does not call them special (llama.cpp's rule).
@@ -127,7 +129,7 @@ def _from_tokenizer_json(path: Path) -> Vocabulary:
     merges = _merges(model.get("merges"), path)
     split, byte_level = name_of_split(data, bool(model.get("ignore_merges")), path)
     if byte_level:
-        vocabulary = Vocabulary("gpt2", split, tokens, merges=[f"{left} {right}" for left, right in merges])
+        vocabulary = Vocabulary("gpt2", split, tokens, merges=list(map(" ".join, merges)))
         vocabulary.composes = _normalizers(data, path) == ["NFC"]
         if not vocabulary.composes and _normalizers(data, path):
             raise UnsupportedError(f"{path}: the normalizers {_normalizers(data, path)} are not supported here")
@@ -148,7 +150,7 @@ def _from_tokenizer_json(path: Path) -> Vocabulary:
 def _by_id(pairs: Iterable[tuple[str, Any]], path: Path) -> dict[int, str]:
     tokens: dict[int, str] = {}
     for text, token_id in pairs:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < _MAX_TOKENS:
+        if type(token_id) is not int or not 0 <= token_id < _MAX_TOKENS:
             raise FormatError(f"{path}: token {text!r} has the id {str(token_id)[:40]!r}", "download it again")
         if tokens.setdefault(token_id, text) != text:
             raise FormatError(
@@ -172,16 +174,14 @@ def _added_token(entry: Any, token_id: Any, path: Path) -> Added:
     return Added(token_id, entry["content"], *flags)
 
 
-def _merges(entries: Any, path: Path) -> list[tuple[str, str]]:
+def _merges(entries: Any, path: Path) -> list[list[str]]:
     """Pairs of tokens, best first; written as "left right" or as [left, right]."""
     if not isinstance(entries, list):
         raise FormatError(f"{path}: model.merges is missing", "download it again")
-    merges = []
-    for entry in entries:
-        pair = entry.split(" ") if isinstance(entry, str) else entry
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(p, str) for p in pair):
-            raise FormatError(f"{path}: {str(entry)[:60]!r} is no pair of tokens", "download it again")
-        merges.append((pair[0], pair[1]))
+    merges = [entry.split(" ") if isinstance(entry, str) else entry for entry in entries]
+    for i, pair in enumerate(merges):
+        if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not str or type(pair[1]) is not str:
+            raise FormatError(f"{path}: {str(entries[i])[:60]!r} is no pair of tokens", "download it again")
     return merges
 
 
@@ -189,31 +189,29 @@ def _normalizers(data: Mapping[str, Any], path: Path) -> list[str]:
     return [str(step.get("type")) for step in steps(data.get("normalizer"), "normalizers", path)]
 
 
-def _scores(vocab: Mapping[str, int], merges: list[tuple[str, str]], added: set[str], path: Path) -> dict[int, float]:
+def _scores(vocab: Mapping[str, int], merges: list[list[str]], added: set[str], path: Path) -> dict[int, float]:
     """Scores with which merging the best piece first does what the list of merges does.
 
     SentencePiece merges any two neighbours that make a piece, the piece of the highest score first. A list made from
     such a model has all pairs of a piece, one after the other; only then do scores say the same.
     """
-    places: dict[str, int] = {}
-    pairs: dict[str, int] = {}
-    last = ""
-    for left, right in merges:
-        piece = left + right
-        if piece not in vocab:
-            raise FormatError(f"{path}: {piece!r} is merged, but no token", "download it again")
-        if piece != last and piece in places:
+    counts: dict[str, int] = {}
+    for piece, pairs in groupby(map("".join, merges)):
+        if piece in counts:
             raise _inexact(path)
-        places.setdefault(piece, len(places))
-        pairs[piece] = pairs.get(piece, 0) + 1
-        last = piece
-    for piece in vocab:
-        if piece in added or len(piece) < 2 or _BYTE_TOKEN.fullmatch(piece):
-            continue
-        splits = sum(piece[:i] in vocab and piece[i:] in vocab for i in range(1, len(piece)))
-        if splits != pairs.get(piece, 0):
+        counts[piece] = len(list(pairs))
+    if unknown := counts.keys() - vocab.keys():
+        raise FormatError(f"{path}: {min(unknown)!r} is merged, but no token", "download it again")
+    for piece in vocab.keys() - added:
+        if len(piece) > _MAX_PIECE:
+            raise FormatError(f"{path}: {piece[:40]!r}... is a token of {len(piece)} characters", "download it again")
+        splits = 0
+        for i in range(1, len(piece)):
+            if piece[i:] in vocab and piece[:i] in vocab:
+                splits += 1
+        if splits != counts.get(piece, 0) and not _BYTE_TOKEN.fullmatch(piece):
             raise _inexact(path)
-    return {vocab[piece]: -float(place) for piece, place in places.items()}
+    return {vocab[piece]: -float(place) for place, piece in enumerate(counts)}
 
 
 def _inexact(path: Path) -> UnsupportedError:

@@ -218,8 +218,12 @@ def _loader(path: str, name: str, options: dict[str, Any]) -> "Any":
 
 def _served_names(paths: dict[str, Path]) -> dict[str, str]:
     """What clients call each model: as it was installed, or a file's name without its ending if that is unique."""
-    names = {name: path.stem if os.path.exists(name) else name for name, path in paths.items()}
+    names = {name: _file_name(path) if os.path.exists(name) else name for name, path in paths.items()}
     return {name: served if list(names.values()).count(served) == 1 else name for name, served in names.items()}
+
+
+def _file_name(path: Path) -> str:
+    return os.path.basename(os.path.abspath(path)) if path.is_dir() else path.stem
 
 
 def _aliases(given: "list[str] | tuple[str, ...]") -> dict[str, str]:
