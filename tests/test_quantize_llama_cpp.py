@@ -47,9 +47,7 @@ def test_bytes_are_golden_and_logits_are_those_of_llama_cpp(name: str, tmp_path:
     assert hashlib.sha256(lines.encode()).hexdigest() == wanted["sha256"]
     with open_gguf(path) as file:
         program = record(file.metadata, file, 64)
-        model = CpuBackend().load(
-            program, file, LoadConfig(64, 64, 1, 64, kv_blocks=4, kv_type_k="f32", kv_type_v="f32")
-        )
+        model = CpuBackend().load(program, file, LoadConfig(64, 64, 1, 64, kv_blocks=4))
         found = model.step(batch_of([(FIXTURES["tokens"], 0, [0, 1, 2, 3])], "all")).numpy().copy()
     for position in ("3", "11", "23"):
         expected = np.array(wanted[position])

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from localinfer.errors import LocalInferError
+from localinfer.errors import LocalInferError, UnsupportedError
 from localinfer.evaluate.divergence import compare
 from localinfer.evaluate.texts import default_text
 from localinfer.evaluate.windows import windows_of
 from localinfer.formats.gguf import open_gguf
 from localinfer.kernels.quantize.quantizer import Hessian
+from localinfer.quantize import pipeline
 from localinfer.quantize.convert import Calibration
 from localinfer.quantize.mixed import bits_of, bytes_of
 from localinfer.quantize.pipeline import Result, Wishes, quantize
+from localinfer.quantize.rederive import derived_hashes, rederivation
 from localinfer.quantize.sensitivity import product_error
 from localinfer.text.tokenizer import load_tokenizer
 
@@ -30,6 +33,12 @@ class Quiet:
 
     def progress(self, what: str, done: int, total: int) -> None:
         del what, done, total
+
+
+@pytest.fixture(autouse=True)
+def few_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sensitivities are measured over less text, for speed."""
+    monkeypatch.setattr(pipeline, "_PROBE_TOKENS", (256, 256))
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +145,40 @@ def test_single_tensors_can_be_left_out_of_the_choice(source: Path, text: str, t
     types = {name: record.type for name, record in result.provenance.tensors.items()}
     assert types["token_embd.weight"] == "Q8_0"
     assert {types[f"blk.{i}.ffn_down.weight"] for i in range(2)} <= {"Q2_K", "Q3_K"}
+
+
+# ---- made again ----------------------------------------------------------------------------------------------
+
+
+def test_a_calibrated_file_is_made_again_by_its_provenance(source: Path, text: str, tmp_path: Path) -> None:
+    made = run(source, tmp_path / "out.gguf", to="4.5bpw", calibrate=text, keep=tmp_path / "kept.safetensors")
+    for statistics in (text, str(tmp_path / "kept.safetensors")):
+        with rederivation(made.provenance, source, Quiet(), statistics=statistics) as jobs:
+            assert {job.name for job in jobs} == set(made.provenance.tensors)
+            for job in jobs:
+                (found,) = derived_hashes(job).values()
+                assert found == made.provenance.tensors[job.name].sha256
+    with (
+        pytest.raises(LocalInferError, match="calibrated with other statistics"),
+        rederivation(made.provenance, source, Quiet()),
+    ):
+        pass
+
+
+def test_a_checkpoint_is_made_again_by_its_provenance(text: str, tmp_path: Path) -> None:
+    made = quantize(Wishes(SOURCE, "int4", output=tmp_path / "out", calibrate=text, measure=False), Quiet())
+    assert {record.method for record in made.provenance.tensors.values()} == {"copy", "int4-group-feedback-1"}
+    with rederivation(made.provenance, SOURCE, Quiet(), statistics=text) as jobs:
+        found = {name: digest for job in jobs for name, digest in derived_hashes(job, threads=2).items()}
+    assert found == {name: record.sha256 for name, record in made.provenance.tensors.items()}
+
+
+def test_a_method_that_is_not_known_is_not_guessed(source: Path, tmp_path: Path) -> None:
+    made = run(source, tmp_path / "out.gguf", to="q4_0").provenance
+    record = replace(made.tensors["blk.0.ffn_up.weight"], method="search-0")
+    changed = replace(made, tensors={**made.tensors, "blk.0.ffn_up.weight": record})
+    with (
+        pytest.raises(UnsupportedError, match="by the method search-0"),
+        rederivation(changed, source, Quiet()),
+    ):
+        pass

@@ -50,6 +50,10 @@ def command(
     feedback: Annotated[
         bool, typer.Option("--feedback/--no-feedback", help="With --calibrate: make up for errors in later columns.")
     ] = True,
+    keep_statistics: Annotated[
+        Path | None,
+        typer.Option("--keep-statistics", help="Write what --calibrate found to this file.", show_default=False),
+    ] = None,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Measure the quality afterwards.")] = True,
     statement: Annotated[bool, typer.Option("--statement", help="Write an in-toto statement, to be signed.")] = False,
     threads: Annotated[int, typer.Option("--threads", "-t", help="Threads; 0 is one per processor.", min=0)] = 0,
@@ -72,13 +76,18 @@ def command(
         dict(_tensor_types(text) for text in tensor or ()),
         calibrate=calibrate,
         feedback=feedback,
+        keep=keep_statistics,
         threads=threads,
         force=force,
         measure=report,
         statement=statement,
     )
     with _Terminal() as terminal:
-        result = quantize(wishes, terminal)
+        try:
+            result = quantize(wishes, terminal)
+        except KeyboardInterrupt:
+            terminal.say("stopped; the same command goes on with what is done")
+            raise
     if json:
         emit_json(describe(result))
     else:

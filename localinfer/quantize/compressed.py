@@ -220,18 +220,22 @@ def fallbacks(jobs: Sequence[CompressedJob], scheme: str) -> list[str]:
     return [f"{left[0].name}{more} stay as they are: rows of {left[0].tensor.shape[1]} are no multiple of {unit}"]
 
 
-def beside(folder: Path, scheme: str, jobs: Sequence[CompressedJob]) -> dict[str, str | Path]:
-    """What else belongs into the folder: config.json with `quantization_config`; the source's vocabulary and the like.
-
-    UnsupportedError if the source is quantized already.
-    """
-    config = read_json_object(folder / "config.json")
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json. UnsupportedError if it says that the model is quantized already."""
+    config: dict[str, Any] = read_json_object(folder / "config.json")
     if "quantization_config" in config:
         raise UnsupportedError(
             f"{folder} is quantized already, and its matrices are no floats",
             "quantize from the model's original weights",
         )
-    config["quantization_config"] = SCHEMES[scheme].config(left_alone(jobs))
+    return config
+
+
+def beside(
+    folder: Path, config: Mapping[str, Any], scheme: str, jobs: Sequence[CompressedJob]
+) -> dict[str, str | Path]:
+    """What else belongs into the folder: config.json with `quantization_config`; vocabulary and the like."""
+    config = {**config, "quantization_config": SCHEMES[scheme].config(left_alone(jobs))}
     found: dict[str, str | Path] = {
         path.name: path
         for pattern in ("*.json", "*.model", "*.jinja", "*.txt", "LICENSE*", "NOTICE*")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,8 +25,8 @@ from localinfer.quantize.provenance import (
     sidecar_text,
     statement,
 )
-from localinfer.quantize.source import begin_hashing, describe_source, identities
-from localinfer.quantize.stream import Hashes, Job, Source, write_tensors
+from localinfer.quantize.source import Hashing, describe_source, identities
+from localinfer.quantize.stream import Hashes, Job, Source, processors, write_tensors
 from localinfer.quantize.work import WorkFile, file_sha256, write_whole
 
 
@@ -89,15 +87,13 @@ def make(product: Product, output: Path, *, threads: int, force: bool, signed: b
     room = room_for(draft, product.width)
     layout = product.layout(padded(draft, room, product.width))
     fingerprint = _digest([draft.to_dict(), [asdict(mark) for mark in marks], layout.size])
-    with ThreadPoolExecutor(1, "hash") as hasher, WorkFile(output, fingerprint, product.member) as work:
+    with Hashing(product.files) as hashing, WorkFile(output, fingerprint, product.member) as work:
         if work.finished:
             report.say(f"going on with {work.root.name}: {len(work.finished)} of {len(product.jobs)} tensors are there")
         check_room(output, layout.size - work.present)
-        hashing = begin_hashing(product.files, hasher)
         with FileWriter(work.path, layout) as writer:
-            workers = threads or len(os.sched_getaffinity(0))
-            hashes = write_tensors(product.source, product.jobs, work, writer, workers, report.progress)
-            known = tuple(future.result() for future in hashing)
+            hashes = write_tensors(product.source, product.jobs, work, writer, threads or processors(), report.progress)
+            known = hashing.result()
             if identities(product.files) != marks:
                 raise LocalInferError(f"{product.path} was changed while it was read", "run the command again")
             made = replace(draft, source=replace(source, files=known), tensors=product.records(hashes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from localinfer.quantize.convert import GGUFJob
 from localinfer.quantize.make import Made, Product, Report, make, refuse_existing, refuse_sources
 from localinfer.quantize.mixed import Mix, bits_of, budget_of, bytes_of, fit, measure
 from localinfer.quantize.provenance import UNKNOWN_HASH, Provenance, SourceFile, room_for, width_in_json
-from localinfer.quantize.recipes import ALIASES, RECIPES, Choice, choose, find_recipe
+from localinfer.quantize.recipes import ALIASES, RECIPES, Choice, choose, find_recipe, is_quantized_matrix
 from localinfer.quantize.sensitivity import Prober
 from localinfer.quantize.source import describe_source, is_quantized, shape_of, source_files, weights_in
 
-_PROBE_WINDOW = 256  # tokens; sensitivities are measured over some windows of the calibration text
-_PROBE_WINDOWS = (2, 16)  # at least and at most; fewer for a large model
-_PROBE_WORK = 2e13  # multiplications that measuring all sensitivities may take
+_PROBE_WINDOW = 256  # tokens; sensitivities are measured over some windows of the calibration text, or one shorter one
+_PROBE_TOKENS = (128, 4096)  # at least and at most
+_PROBE_WORK = 1e13  # multiplications that measuring all sensitivities may take, if that is not too few tokens
 _TYPES = tuple(dict.fromkeys(recipe.type for recipe in RECIPES.values()))  # that tensors may get
 _SLACK = 256  # of a header whose numbers are not known yet
 
@@ -43,6 +43,7 @@ class Wishes:
     calibrate   "default", a text, a file of statistics or an imatrix; "" is none
     feedback    feed errors back, where second moments are known
     threads     0: one per processor that this process may use
+    keep        a file to write the calibration statistics to, for the next time
     force       overwrite `output`
     measure     measure the quality, and write it into the file
     statement   write an in-toto statement as well
@@ -55,6 +56,7 @@ class Wishes:
     tensors: Mapping[str, Sequence[str]] = field(default_factory=dict)
     calibrate: str = ""
     feedback: bool = True
+    keep: Path | None = None
     threads: int = 0
     force: bool = False
     measure: bool = True
@@ -81,6 +83,8 @@ def quantize(wishes: Wishes, report: Report) -> Result:
     """Makes a file. LocalInferError, with nothing under the final name, if it cannot be made."""
     if bool(wishes.to) == bool(wishes.fit):
         raise LocalInferError("say either a type or a size", "--to q4_k_m, --to 4.2bpw, or --fit 6GB")
+    if wishes.source.suffix == ".safetensors":
+        wishes = replace(wishes, source=wishes.source.absolute().parent)
     if wishes.to.lower() in compressed.SCHEMES:
         return _quantize_checkpoint(wishes, wishes.to.lower(), report)
     return _quantize_to_gguf(wishes, report)
@@ -99,7 +103,7 @@ def _quantize_to_gguf(wishes: Wishes, report: Report) -> Result:
         if is_quantized(model):
             report.say(_requantizing(wishes.source))
         calibrate = wishes.calibrate or (DEFAULT if mixed else "")
-        known = known_from(calibrate, model, wishes.feedback, wishes.threads, report)
+        known = _calibrated(wishes, calibrate, model, report)
         recipe: dict[str, Any] = {"name": name}
         ladder = _ladder(wishes.tensors, model)
         if ladder:
@@ -142,10 +146,11 @@ def _mix(
     from localinfer.text.tokenizer import load_tokenizer
 
     text = calibration_text(DEFAULT if is_statistics(wishes.calibrate) else wishes.calibrate or DEFAULT)
-    least, most = _PROBE_WINDOWS
-    affordable = int(_PROBE_WORK / (weights_in(model) * len(model.tensors) * _PROBE_WINDOW))
-    count = min(most, max(least, affordable))
-    windows = windows_of(load_tokenizer(model.metadata), text, _PROBE_WINDOW, count)
+    least, most = _PROBE_TOKENS
+    matrices = sum(is_quantized_matrix(tensor) for tensor in model.tensors.values())
+    tokens = min(most, max(least, int(_PROBE_WORK / (weights_in(model) * max(1, matrices)))))
+    window = min(_PROBE_WINDOW, tokens)
+    windows = windows_of(load_tokenizer(model.metadata), text, window, tokens // window)
     bits = bits_of(wishes.to)
     limit = bytes_of(wishes.fit) if bits is None else 0
     budget = limit - gguf_output.layout_of(model, [], 0, "").size if bits is None else budget_of(model, bits)
@@ -187,13 +192,14 @@ def _quantize_checkpoint(wishes: Wishes, scheme: str, report: Report) -> Result:
             f"{wishes.source} is no folder with config.json and safetensors, which --to {scheme} needs",
             "quantize from the model's folder as the Hugging Face hub has it, or to a GGUF type: --to q8_0",
         )
-    folder = wishes.source if wishes.source.is_dir() else wishes.source.parent
+    folder = wishes.source
     output = wishes.output or default_output(folder, scheme.upper())
+    config = compressed.read_config(folder)
     refuse_existing(output, wishes.force)
     with open_model(folder) as model, open_safetensors(folder) as stored:
         files = source_files(model, folder)
         refuse_sources(output, files)
-        known = known_from(wishes.calibrate, model, wishes.feedback, wishes.threads, report)
+        known = _calibrated(wishes, wishes.calibrate, model, report)
         architecture = model.metadata.get_str("general.architecture")
         jobs = compressed.plan_jobs(stored, scheme, architecture, known.of_all(model))
         for line in compressed.fallbacks(jobs, scheme):
@@ -208,12 +214,21 @@ def _quantize_checkpoint(wishes: Wishes, scheme: str, report: Report) -> Result:
             measure=lambda path: _measure(wishes, path, model, report),
             recipe={"name": scheme},
             calibration=known.describe(),
-            beside=compressed.beside(folder, scheme, jobs),
+            beside=compressed.beside(folder, config, scheme, jobs),
             member=compressed.WEIGHTS_FILE,
             width=width_in_json,
         )
         made = _make(product, output, wishes, report)
         return _result(output, made, model, [(info.dtype, info.nbytes) for job in jobs for info in job.infos])
+
+
+def _calibrated(wishes: Wishes, calibrate: str, model: ModelFile, report: Report) -> Known:
+    known = known_from(calibrate, model, wishes.feedback, wishes.threads, report)
+    if wishes.keep is not None:
+        if known.statistics is None:
+            raise LocalInferError("there are no statistics to keep", "--calibrate default collects some")
+        known.statistics.save(wishes.keep)
+    return known
 
 
 def _make(product: Product, output: Path, wishes: Wishes, report: Report) -> Made:

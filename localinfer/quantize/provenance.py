@@ -96,7 +96,7 @@ def from_json(text: str, where: str) -> Provenance:
     """Reads what `to_json` wrote; `where` names the file for messages. FormatError if it is anything else."""
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{where}: the provenance is no JSON: {error}", _HINT) from error
     try:
         if found["schema"] != SCHEMA:
@@ -128,7 +128,7 @@ def _check(provenance: Provenance, where: str) -> None:
     right = (
         all(isinstance(text, str) for text in texts)
         and all(isinstance(value, dict) for value in maps)
-        and all(isinstance(file.size, int) for file in provenance.source.files)
+        and all(type(file.size) is int for file in provenance.source.files)
         and all(isinstance(record.calibrated, bool) for record in provenance.tensors.values())
     )
     if not right:

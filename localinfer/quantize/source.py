@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
+from types import TracebackType
+from typing import Self
 
 from localinfer.formats.model_file import ModelFile
 from localinfer.quantize.provenance import Source, SourceFile
@@ -45,13 +48,29 @@ def identities(files: Sequence[Path]) -> list[SourceIdentity]:
     return [SourceIdentity(f.name, (stat := f.stat()).st_size, stat.st_mtime_ns) for f in files]
 
 
-def begin_hashing(files: Sequence[Path], pool: Executor) -> list[Future[SourceFile]]:
-    """Starts hashing; the weights of a large model take as long as reading them does."""
-    return [pool.submit(_hashed, file) for file in files]
+class Hashing:
+    """Hashes files beside other work. Use it in a `with` statement; it stops where the block ends early."""
 
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._stop = Event()
+        self._pool = ThreadPoolExecutor(1, "hash")
+        self._files = [self._pool.submit(self._hashed, file) for file in files]
 
-def _hashed(path: Path) -> SourceFile:
-    return SourceFile(path.name, path.stat().st_size, file_sha256(path))
+    def result(self) -> tuple[SourceFile, ...]:
+        """Waits for the hashes. LocalInferError if a file cannot be read."""
+        return tuple(future.result() for future in self._files)
+
+    def _hashed(self, path: Path) -> SourceFile:
+        return SourceFile(path.name, path.stat().st_size, file_sha256(path, self._stop.is_set))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._pool.shutdown(cancel_futures=True)
 
 
 def describe_source(path: Path, files: tuple[SourceFile, ...]) -> Source:

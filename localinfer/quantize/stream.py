@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -137,6 +138,13 @@ def write_tensors(
             source.drop_pages()
         progress("quantizing", done, total)
     return hashes
+
+
+def processors() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _kept(jobs: Sequence[Job], work: WorkFile, writer: FileWriter) -> dict[str, Hashes]:

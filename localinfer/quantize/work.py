@@ -13,11 +13,14 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from localinfer.errors import LocalInferError
+
+_HASHED_AT_ONCE = 1 << 22  # bytes
 
 
 class WorkFile:
@@ -135,11 +138,14 @@ def write_whole(path: Path, text: str) -> None:
         raise LocalInferError(f"cannot write {path}: {error.strerror}") from error
 
 
-def file_sha256(path: Path) -> str:
-    """The hash of a file. LocalInferError if it cannot be read."""
+def file_sha256(path: Path, stop: Callable[[], bool] = lambda: False) -> str:
+    """The hash of a file, or anything once `stop` says so. LocalInferError if it cannot be read."""
+    digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            while not stop() and (data := file.read(_HASHED_AT_ONCE)):
+                digest.update(data)
+        return digest.hexdigest()
     except OSError as error:
         raise LocalInferError(f"cannot read {path}: {error.strerror}") from error
 
