@@ -42,6 +42,7 @@ class Repository:
     downloads: int = 10
     gguf: dict[str, Any] | None = None
     safetensors: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
     tags: tuple[str, ...] = ()
     announce: dict[str, str] = field(default_factory=dict)
 
@@ -324,6 +325,7 @@ def _summary(name: str, repository: Repository) -> dict[str, Any]:
         "lastModified": "2026-01-02T03:04:05.000Z",
         "gguf": repository.gguf,
         "safetensors": repository.safetensors,
+        "config": repository.config,
     }
 
 

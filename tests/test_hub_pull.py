@@ -30,6 +30,7 @@ from localinfer.hub.listing import Listing, RepoFile
 from localinfer.hub.lock import locked_file
 from localinfer.hub.pull import pull
 from localinfer.hub.reference import Reference, parse_hub_url, parse_reference
+from localinfer.hub.repository import plan_reference
 
 GB = 10**9
 NAME = "some/model-GGUF"
@@ -422,7 +423,7 @@ def test_gc_takes_what_was_not_finished_unless_somebody_is_at_it(hub: HubServer)
 
 def test_the_files_of_a_pull_that_was_given_up_are_known(hub: HubServer) -> None:
     """Two of four files came, and nobody wants the rest any more."""
-    hub.cuts.extend([Cut(10**9, ""), *[Cut(0)] * (transfer.FRUITLESS_TRIES + 3)])
+    hub.cuts.extend([Cut(10**9, "")] * 2 + [Cut(0)] * (transfer.FRUITLESS_TRIES + 3))
     with pytest.raises(LocalInferError, match="broke off"):
         pull("some/folder")
     assert list(cache_folder().rglob("snapshots/*/config.json"))
@@ -541,6 +542,33 @@ def test_the_makers_quality_report_is_shown(hub: HubServer) -> None:
     assert model.path.with_name("model-Q4_K_M.gguf.provenance.json").exists()
     assert model.sha256 == hashlib.sha256(weights(0)).hexdigest()
     pull(f"{NAME}:Q8_0", report=said)
+
+
+def test_what_cannot_be_run_is_said_before_it_is_fetched(hub: HubServer) -> None:
+    hub.repositories[NAME].gguf = {"architecture": "brand-new", "total": GB, "context_length": 2048}
+    hub.repositories["some/folder"].config = {"architectures": ["BrandNewForCausalLM"], "model_type": "new"}
+    said = Lines()
+    pull(f"{NAME}:Q4_K_M", report=said, runs={"llama"})
+    pull("some/folder", report=said, runs={"llama"})
+    assert "brand-new models cannot be run by this version of localinfer" in said.said
+    assert "BrandNewForCausalLM models cannot be run by this version of localinfer" in said.said
+    assert "about 0.2 GB with a context of 2048 tokens" in said.said[2]
+    said = Lines()
+    pull(f"{NAME}:Q8_0", report=said, runs={"brand-new"})
+    assert not any("cannot be run" in line for line in said.said)
+
+
+def test_the_config_of_a_folder_tells_its_keys_and_values(hub: HubServer) -> None:
+    """Llama 3 8B: 32 layers of 8 heads of 128, keys and values of two bytes: 128 KiB a token."""
+    config = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "num_hidden_layers": 32}
+    hub.repositories["some/folder"].files["config.json"] = json.dumps(config).encode()
+    assert plan_reference(Reference("some/folder"), None, Lines()).choice.estimate.kv == 8192 * (128 << 10)
+    nested = {"text_config": {**config, "head_dim": 64}, "max_position_embeddings": 4096}
+    hub.repositories["some/folder"] = Repository({**SAFETENSORS, "config.json": json.dumps(nested).encode()}, commit=B)
+    assert plan_reference(Reference("some/folder"), None, Lines()).choice.estimate.kv == 4096 * (64 << 10)
+    hub.repositories["some/folder"].files["config.json"] = b"[]"
+    hub.repositories["some/folder"].commit = "3" * 40
+    assert plan_reference(Reference("some/folder"), None, Lines()).choice.estimate.kv > 0
 
 
 # --- without a network -------------------------------------------------------------------------------------------

@@ -19,9 +19,10 @@ GB = 10**9
 @pytest.fixture
 def hub(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     quants = {f"m-{quant}.gguf": b"GGUF" for quant in ("Q8_0", "Q4_K_M", "F16")}
+    small, large = ({"architecture": name, "total": count * GB} for name, count in (("llama", 8), ("other", 70)))
     repositories = {
-        "a/llama-8b-GGUF": Repository(quants, downloads=70, gguf={"total": 8 * GB}, tags=("gguf",)),
-        "b/llama-70b-GGUF": Repository(quants, downloads=900_000, gguf={"total": 70 * GB}, tags=("gguf",), gated=True),
+        "a/llama-8b-GGUF": Repository(quants, downloads=70, gguf=small, tags=("gguf",)),
+        "b/llama-70b-GGUF": Repository(quants, downloads=900_000, gguf=large, tags=("gguf",), gated=True),
         "c/llama-odd": Repository({"model.gguf": b"GGUF"}, downloads=3, licence="mit", tags=("gguf",)),
         "d/llama-1b": Repository(
             {"config.json": b"{}", "model.safetensors": b"x"},
@@ -57,11 +58,12 @@ def test_safetensors_are_another_search(hub: HubServer) -> None:
 def test_on_the_command_line(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["search", "llama", "8b", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["models"]
-    assert found["name"] == "a/llama-8b-GGUF"
+    assert (found["name"], found["runs"]) == ("a/llama-8b-GGUF", True)
     assert execute(["search", "llama"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split("\t")[:3] == ["name", "downloads", "size, about"]
     assert lines[1].split("\t")[1] == "900k"
     assert lines[1].endswith("gated")
+    assert [line.split("\t")[3] for line in lines[1:]][::2] == ["no: other", "?"]
     assert execute(["search", "nothing-like-it"]) == 0
     assert "nothing found" in capsys.readouterr().err

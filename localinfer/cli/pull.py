@@ -43,8 +43,19 @@ def pull_model(name: str, *, verify: bool = False, save_as: str = "", sha256: st
     from localinfer.hub.pull import pull
 
     with TerminalReport() as report:
-        model = pull(name, verify=verify, report=report, memory=free_memory(), save_as=save_as, sha256=sha256)
+        memory, runs = free_memory(), runnable()
+        model = pull(
+            name, verify=verify, report=report, memory=memory, runs=runs, save_as=save_as, sha256=sha256
+        )  # fmt: skip
     note(f"{model.name} is installed: {model.path} ({size(model.size)})")
+
+
+def runnable() -> set[str]:
+    """Architectures of GGUF files, and classes in config.json, that can be run."""
+    from localinfer.checkpoints.config import FAMILIES as CLASSES
+    from localinfer.models import FAMILIES
+
+    return {*FAMILIES, *CLASSES}
 
 
 def _show_plan(name: str) -> None:
@@ -59,7 +70,7 @@ def _show_plan(name: str) -> None:
     memory = free_memory()
     with TerminalReport() as report:
         plan = plan_reference(reference, memory, report)
-    for line in describe(plan, memory):
+    for line in describe(plan, memory, runnable()):
         note(line)
     for file in plan.choice.candidate.files:
         note(f"  {file.path} ({size(file.size)}, {file.digest.replace(':', ' ')})")

@@ -5,7 +5,8 @@ The plan that `show` makes from the file itself is exact; this one is for decidi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 CONTEXT = 8192  # what the engine plans for if nobody says otherwise
 PROCESS = 60_000_000  # the program itself, tokenizer included
@@ -52,3 +53,17 @@ def size_at(parameters: int, label: str) -> int | None:
     """Bytes of a file with so many weights of a quantization; None if it is not in the table."""
     bits = BITS_PER_WEIGHT.get(label.removeprefix("UD-"))
     return None if bits is None else int(parameters * bits / 8)
+
+
+def estimate_by_config(rough: Estimate, config: Mapping[str, Any]) -> Estimate:
+    """`rough` with the keys and values that a config.json of the Hugging Face hub tells.
+
+    Two float16 numbers for every layer, head of keys and element of a head. KeyError, TypeError or ZeroDivisionError if
+    the config has another form.
+    """
+    text = {**config, **config.get("text_config", {})}  # of a model that also sees
+    heads = text["num_attention_heads"]
+    kv_heads = text.get("num_key_value_heads") or heads
+    width = text.get("head_dim") or text["hidden_size"] // heads
+    context = min(CONTEXT, text.get("max_position_embeddings") or CONTEXT)
+    return Estimate(rough.weights, 2 * 2 * text["num_hidden_layers"] * kv_heads * width * context, context)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -72,6 +73,17 @@ def fetch_files(
     return stored
 
 
+def read_small(repository: str, commit: str, file: RepoFile, report: Report) -> bytes:
+    """What a small file of a repository holds, from the cache if it is there; it is not put there."""
+    place = cache.place_of(repository, commit, file.path, file.blob_name)
+    if _is_there(place.pointer, file):
+        return place.pointer.read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "file")
+        _transfer(repository, commit, file, path, report, lambda done, total: None)
+        return path.read_bytes()
+
+
 def missing_bytes(repository: str, commit: str, files: Sequence[RepoFile]) -> int:
     """Bytes of the files that are still to come."""
     missing = 0
@@ -123,21 +135,33 @@ def _fetch(
     report: Report,
     progress: Callable[[int, int], None],
 ) -> None:
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-
     cache.prepare(place)
-    url = hf_hub_url(repository, file.path, revision=commit, endpoint=endpoint())
     with locked_file(place.lock, lambda: report.say(f"another process is fetching {file.path}; waiting for it")):
         if not _is_there(place.blob, file):
             place.blob.unlink(missing_ok=True)
-            remote = Remote(url, build_hf_headers(library_name="localinfer"), file.size, file.digest)
-            try:
-                transfer(remote, place.partial, report, progress)
-            except TransferError as error:
-                raise _explained(error, repository, file) from error
+            _transfer(repository, commit, file, place.partial, report, progress)
             place.partial.replace(place.blob)
         cache.publish(place)
+
+
+def _transfer(
+    repository: str,
+    commit: str,
+    file: RepoFile,
+    path: Path,
+    report: Report,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Completes `path`, checked; TransferError says what to do about a refusal."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    url = hf_hub_url(repository, file.path, revision=commit, endpoint=endpoint())
+    remote = Remote(url, build_hf_headers(library_name="localinfer"), file.size, file.digest)
+    try:
+        transfer(remote, path, report, progress)
+    except TransferError as error:
+        raise _explained(error, repository, file) from error
 
 
 def _explained(error: TransferError, repository: str, file: RepoFile) -> TransferError:

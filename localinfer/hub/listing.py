@@ -53,7 +53,8 @@ class Listing(NamedTuple):
     revision       the branch or tag that was asked for; "main" if none was
     licence        as the hub has it ("apache-2.0"); "" if it says none
     gated          whether it asks people to agree to something first
-    architecture   the model's, as the hub read it from its files; "" if it did not
+    architecture   general.architecture of its GGUF files, as the hub read it; "" if it did not
+    model_class    the class that config.json names, likewise
     parameters     number of weights, 0 if not known
     context        tokens that the model is made for, 0 if not known
     """
@@ -65,6 +66,7 @@ class Listing(NamedTuple):
     licence: str = ""
     gated: bool = False
     architecture: str = ""
+    model_class: str = ""
     parameters: int = 0
     context: int = 0
 
@@ -102,7 +104,8 @@ def list_repository(reference: Reference, report: Report) -> Listing:
         files=files,
         licence=licence_of(card, info.tags or ()),
         gated=bool(info.gated),
-        architecture=str(gguf.get("architecture") or config.get("model_type") or ""),
+        architecture=str(gguf.get("architecture") or ""),
+        model_class=str(next(iter(config.get("architectures") or ()), "")),
         parameters=int(gguf.get("total") or (info.safetensors.total if info.safetensors else 0) or 0),
         context=int(gguf.get("context_length") or 0),
     )

