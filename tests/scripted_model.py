@@ -7,6 +7,7 @@ again and again, and one with "colours" by text with terminal control codes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,10 +28,20 @@ TEMPLATE = """\
 HIDDEN = 512
 
 
-def write_scripted_model(path: Path, *, template: str = TEMPLATE, context: int = 4096, extra_tensor: str = "") -> Path:
-    """Writes the model; with an empty `template` it has none, and `extra_tensor` names one that no op reads."""
-    pieces = SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)] + ANSWER + COLOURS + [TICK]
-    kinds = [2, *[3] * (len(SPECIAL) - 1), *[6] * 256, *[1] * (len(ANSWER) + len(COLOURS) + 1)]
+def write_scripted_model(
+    path: Path,
+    *,
+    template: str = TEMPLATE,
+    context: int = 4096,
+    extra_tensor: str = "",
+    answer: Sequence[str] = ANSWER,
+) -> Path:
+    """Writes the model; with an empty `template` it has none, and `extra_tensor` names one that no op reads.
+
+    `answer` are the pieces of what it answers, no two alike.
+    """
+    pieces = SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)] + [*answer, *COLOURS, TICK]
+    kinds = [2, *[3] * (len(SPECIAL) - 1), *[6] * 256, *[1] * (len(answer) + len(COLOURS) + 1)]
     ids = {piece: number for number, piece in enumerate(pieces)}
     output = np.zeros((len(pieces), HIDDEN), np.float32)
 
@@ -38,11 +49,11 @@ def write_scripted_model(path: Path, *, template: str = TEMPLATE, context: int =
         for token, following in pairwise(chain):
             output[ids[following], ids[token]] = 1
 
-    follow(["<|assistant|>", *ANSWER, "<|end|>"])
+    follow(["<|assistant|>", *answer, "<|end|>"])
     follow(["<|colours|>", *COLOURS, "<|end|>"])
     follow(["<|forever|>", TICK, TICK])
     for byte in range(256):  # without a template: text is followed by the answer
-        follow([f"<0x{byte:02X}>", "Hello"])
+        follow([f"<0x{byte:02X}>", answer[0]])
     embedding = np.zeros((len(pieces), HIDDEN), np.float32)
     embedding[np.arange(len(pieces)), np.arange(len(pieces))] = 1
     zeros = {

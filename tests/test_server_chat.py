@@ -332,7 +332,7 @@ def test_known_fields_that_are_not_served_are_refused_by_name(plain: httpx.Clien
     fields = sorted(set(REFUSED) - set(ChatCompletionRequest.__struct_fields__))
     error = refusal(plain, **{field: {"something": 1} for field in fields})
     assert error["message"].endswith(": " + ", ".join(fields))
-    for field in ("tools", "suffix", "echo"):
+    for field in ("functions", "suffix", "echo"):
         error = refusal(plain, **{field: {"something": 1}})
         assert (error["param"], error["code"]) == (field, "unsupported_parameter")
         assert field in error["message"]

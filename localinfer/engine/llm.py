@@ -17,8 +17,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 from weakref import WeakValueDictionary
 
 from localinfer.checkpoints import open_model
@@ -36,6 +37,9 @@ from localinfer.hub.store import resolve
 from localinfer.kernels.base import KvType, Progress
 from localinfer.text.chat_template import ChatTemplate, template_for
 from localinfer.text.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from localinfer.text.tool_format import ReasoningFormat, ToolFormat
 
 UNMARKED = (
     "the chat template changes the texts of messages, so that special tokens in them cannot be told from its own: "
@@ -275,6 +279,20 @@ class LLM:
         self._streams: WeakValueDictionary[int, TextStream] = WeakValueDictionary()  # dropped ones end
         self._stepping = threading.Lock()
         self.closed = False
+
+    @cached_property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """How the model marks what it thinks before it answers; None if it does not."""
+        from localinfer.text.tool_format import reasoning_format
+
+        return reasoning_format(self.chat_template) if self.chat_template else None
+
+    @cached_property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes calls of tools; None if its chat template shows it none."""
+        from localinfer.text.tool_format import tool_format
+
+        return tool_format(self.chat_template) if self.chat_template else None
 
     @property
     def engine(self) -> Engine:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from localinfer.engine.request import Output
+from localinfer.engine.request import Choice, FinishReason, Output
 from localinfer.engine.thread import Job
+from localinfer.server.answers import AnswerForm, new_call_id
 from localinfer.server.errors import invalid
 from localinfer.server.generation import Task, generate
 from localinfer.server.logprobs import chat_logprobs
 from localinfer.server.messages import template_messages, template_variables
 from localinfer.server.parameters import room_for_answer, sampling_params
-from localinfer.server.schemas.chat import AnswerMessage, ChatChoice, ChatCompletion, ChatCompletionRequest
+from localinfer.server.schemas.chat import (
+    AnswerMessage,
+    CalledFunction,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionRequest,
+    ToolCall,
+)
+from localinfer.text.answer_reader import AnswerReader, Call, Piece, Said
 
 _encode = msgspec.json.Encoder().encode
 
@@ -36,8 +46,10 @@ class ChatTask(Task[ChatCompletionRequest]):
 
     def jobs(self) -> list[Job]:
         fields, llm = self.fields, self.model.llm
+        self.form = AnswerForm(fields, self.body.raw, llm)
         messages = template_messages(fields.messages, self.body.raw["messages"])
-        prompt = llm.chat_tokens(messages, {**template_variables(fields), **self._reasoning()})
+        prompt = llm.chat_tokens(messages, {**template_variables(fields), **self._reasoning(), **self.form.variables})
+        self.form.look_at(prompt)
         wanted = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
         if fields.top_logprobs and not fields.logprobs:
             raise invalid("top_logprobs: it needs logprobs to be true", param="top_logprobs")
@@ -48,9 +60,14 @@ class ChatTask(Task[ChatCompletionRequest]):
             logprobs=bool(fields.logprobs),
             top_logprobs=fields.top_logprobs or 0,
         )
+        if (calls := self.form.grammar()) is not None:
+            if params.grammar is not None:
+                raise invalid(
+                    "tool_choice: an answer cannot be a call and have a format of its own", param="tool_choice"
+                )
+            params = params.changed(grammar=calls)
         self.prepare(params)
-        skip_special = self.skip_special
-        return [Job(prompt, params, lambda: llm.tokenizer.detokenizer(skip_special=skip_special), fields.priority or 0)]
+        return [Job(prompt, params, self.form.decoder(self.skip_special), fields.priority or 0)]
 
     def _reasoning(self) -> dict[str, Any]:
         effort, template = self.fields.reasoning_effort, self.model.llm.chat_template
@@ -66,53 +83,100 @@ class ChatTask(Task[ChatCompletionRequest]):
 
     def start(self, requests: list[Any]) -> None:
         super().start(requests)
-        self._starts: dict[int, bytes] = {}  # choice -> its events up to their text
+        self._streams: dict[int, _Stream] = {}
         self._end = b'},"logprobs":null,"finish_reason":null}' + self.tail
 
     def whole(self, texts: Sequence[str]) -> ChatCompletion:
         [request] = self.requests
-        token_bytes = self.model.llm.tokenizer.token_bytes
         return ChatCompletion(
             id=self.id,
             created=self.created,
             model=self.model.name,
-            choices=[
-                ChatChoice(
-                    choice.index,
-                    AnswerMessage(
-                        content=texts[choice.index],
-                        tokens=list(choice.generated) if self.fields.return_token_ids else msgspec.UNSET,
-                    ),
-                    choice.finish_reason or "stop",
-                    chat_logprobs(choice.logprobs, token_bytes) if self.fields.logprobs else None,
-                )
-                for choice in request.choices
-            ],
+            choices=[self._choice(choice, texts[choice.index]) for choice in request.choices],
             usage=self.usage,
             system_fingerprint=self.fingerprint,
         )
+
+    def _choice(self, choice: Choice, text: str) -> ChatChoice:
+        reader = self.form.reader()
+        pieces = [*reader.push(text), *reader.finish()]
+        content, thought = (
+            "".join(piece.text for piece in pieces if isinstance(piece, Said) and piece.kind == kind)
+            for kind in ("content", "reasoning")
+        )
+        calls = [
+            ToolCall(id=new_call_id(), function=CalledFunction(piece.name, piece.arguments))
+            for piece in pieces
+            if isinstance(piece, Call)
+        ]
+        message = AnswerMessage(
+            content=content if content or not calls else None,
+            tool_calls=calls or msgspec.UNSET,
+            reasoning_content=thought or msgspec.UNSET,
+            reasoning=thought or msgspec.UNSET,
+            tokens=list(choice.generated) if self.fields.return_token_ids else msgspec.UNSET,
+        )
+        logprobs = (
+            chat_logprobs(choice.logprobs, self.model.llm.tokenizer.token_bytes) if self.fields.logprobs else None
+        )
+        return ChatChoice(choice.index, message, _reason(choice.finish_reason, bool(calls)), logprobs)
 
     def events(self, outputs: Sequence[Output]) -> bytes:
         parts: list[bytes] = []
         for output in outputs:
             index = self.index(output)
-            if (start := self._starts.get(index)) is None:
+            if (stream := self._streams.get(index)) is None:
                 parts.append(self._event(index, {"role": "assistant", "content": ""}))
                 start = b'data: %b{"index":%d,"delta":{"content":' % (self.head, index)
-                self._starts[index] = start
-            if output.logprob is not None and self.fields.logprobs:
-                entry = chat_logprobs([output.logprob], self.model.llm.tokenizer.token_bytes)
-                parts.append(self._event(index, {"content": output.text}, entry))
-            elif output.text:
-                parts += (start, _encode(output.text), self._end)
+                stream = self._streams[index] = _Stream(start, self.form.reader())
+            pieces = stream.reader.push(output.text) if output.text else []
             if output.finish_reason is not None:
-                parts.append(self._last_event(index, output))
+                pieces += stream.reader.finish()
+            deltas = [self._delta(stream, piece) for piece in pieces]
+            if output.logprob is not None and self.fields.logprobs:
+                # The probabilities of a token come with its step, whatever of its text is certain by then.
+                entry = chat_logprobs([output.logprob], self.model.llm.tokenizer.token_bytes)
+                first, *more = deltas or [{"content": ""}]
+                parts.append(self._event(index, first, entry))
+                parts += [self._event(index, delta) for delta in more]
+            else:
+                for delta in deltas:
+                    if (text := delta.get("content")) is not None:
+                        parts += (stream.start, _encode(text), self._end)
+                    else:
+                        parts.append(self._event(index, delta))
+            if output.finish_reason is not None:
+                parts.append(self._last_event(index, output, stream.calls > 0))
         return b"".join(parts)
+
+    def _delta(self, stream: _Stream, piece: Piece) -> dict[str, Any]:
+        if isinstance(piece, Said):
+            if piece.kind == "content":
+                return {"content": piece.text}
+            return {"reasoning_content": piece.text, "reasoning": piece.text}
+        function = {"name": piece.name, "arguments": piece.arguments}
+        call = {"index": stream.calls, "id": new_call_id(), "type": "function", "function": function}
+        stream.calls += 1
+        return {"tool_calls": [call]}
 
     def _event(self, index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> bytes:
         return self.event({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
 
-    def _last_event(self, index: int, output: Output) -> bytes:
+    def _last_event(self, index: int, output: Output, called: bool) -> bytes:
         tokens = output.request.choices[output.index].generated
         delta = {"tokens": list(tokens)} if self.fields.return_token_ids else {}
-        return self._event(index, delta, None, output.finish_reason)
+        return self._event(index, delta, None, _reason(output.finish_reason, called))
+
+
+@dataclass
+class _Stream:
+    """An answer that is sent piece by piece: its events up to their text, and how many calls were sent."""
+
+    start: bytes
+    reader: AnswerReader
+    calls: int = 0
+
+
+def _reason(reason: FinishReason | None, called: bool) -> str:
+    """An answer that was cut off inside of a call, or after one, was cut off."""
+    return "tool_calls" if called and reason in (None, "stop") else reason or "stop"

@@ -23,7 +23,6 @@ HARMLESS = frozenset(
     (
         "cache_prompt",
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
@@ -64,6 +63,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "n_predict": (),
+    "parallel_tool_calls": (True, False),
     "prompt": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),

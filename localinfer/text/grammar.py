@@ -24,7 +24,7 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "gbnf", "ch
 REMEMBERED = 64  # compiled grammars per model: compiling may take a second
 LONGEST = 1 << 20  # characters of a grammar
 # Between the parts of JSON. A small model that may put any number of spaces there sometimes puts nothing else.
-_WHITESPACE = r"[ \n\r\t]{0,20}"
+WHITESPACE = r"[ \n\r\t]{0,20}"
 _NAMES = {
     "json_schema": "JSON schema",
     "json_object": "JSON grammar",
@@ -174,7 +174,7 @@ def _source(grammar: Grammar) -> str:
 
     if grammar.kind in ("json_schema", "json_object"):
         schema = grammar.text or _ANY_OBJECT
-        options: Any = {"whitespace_pattern": _WHITESPACE}
+        options: Any = {"whitespace_pattern": WHITESPACE}
         return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
     return str(grammar_from(grammar.kind, grammar.text))
 

@@ -62,6 +62,7 @@ class ToolFormat:
     pair_middle: str = ""
     pair_close: str = ""
     empty: str = ""
+    listed: bool = False  # calls stand in a JSON list
     parallel: bool = True  # whether the template takes several calls in an answer
 
     @property
@@ -86,7 +87,7 @@ class ReasoningFormat:
 
 # Source of a template that shows no calls -> what its model writes, as its makers document it.
 _KNOWN_BY_SOURCE = (
-    ("<|tool_call|>", ToolFormat("object", "", "", open="<|tool_call|>")),
+    ("<|tool_call|>", ToolFormat("object", "", "", open="<|tool_call|>", listed=True)),
     ("<tool_call>", ToolFormat("object", "<tool_call>\n", "\n</tool_call>", between="\n")),
 )
 
@@ -143,6 +144,7 @@ def _from_turns(template: ChatTemplate, one: str, two: str | None) -> ToolFormat
             open=opened.removesuffix("[") if listed else opened,
             close=close.removeprefix("]") if listed else close,
             between="" if listed else between,
+            listed=listed,
             arguments_key=key["key"],
             parallel=second is not None,
         )

@@ -31,12 +31,45 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     tokens: list[Annotated[int, Meta(ge=0, le=2**31 - 1)]] | None = None
 
 
+class FunctionDefinition(msgspec.Struct, kw_only=True):
+    """`parameters` is a JSON schema of an object; `strict` changes nothing."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=256, pattern="^[a-zA-Z0-9_.-]+$")]
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A function that the model may call."""
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
+class NamedFunction(msgspec.Struct, kw_only=True):
+    """The name of one of the tools."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, kw_only=True):
+    """The tool that is to be called."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
 class ChatCompletionRequest(SamplingFields, kw_only=True):
     """`max_completion_tokens` goes before `max_tokens`; both are cut to what the context has room for.
 
     `chat_template_kwargs` and `reasoning_effort` reach the chat template, the latter only if it reads it (else it is
     refused). What is not given of the sampling is as the model's file recommends. `return_token_ids` adds the tokens of
     an answer to its message (streamed: to the last delta), `tokens`.
+
+    `tools` are shown to the model by its chat template, and its calls come back as `tool_calls`; `tool_choice`
+    "required", or a name, forces a call whose arguments fit their schema. What the model thinks before it answers comes
+    as `reasoning_content` and as `reasoning`.
     """
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
@@ -47,6 +80,9 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
     return_token_ids: bool | None = None
+    tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class TopLogprob(msgspec.Struct):
@@ -73,12 +109,30 @@ class ChoiceLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class CalledFunction(msgspec.Struct):
+    """`arguments` are the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class AnswerMessage(msgspec.Struct, kw_only=True):
-    """The answer."""
+    """The answer. `content` is null if it calls tools and says nothing beside."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
     tokens: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 

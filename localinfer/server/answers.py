@@ -1,0 +1,121 @@
+"""The answers of a chat: how the model thinks and calls tools, and how that is read from what it writes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from localinfer.engine.llm import LLM
+from localinfer.engine.request import TextDecoder
+from localinfer.errors import LocalInferError
+from localinfer.server.errors import invalid
+from localinfer.server.schemas.chat import ChatCompletionRequest, NamedTool
+from localinfer.text.answer_reader import AnswerReader
+from localinfer.text.grammar import Grammar
+from localinfer.text.tool_grammar import call_grammar
+
+_TAIL = 16  # tokens of a prompt that may end with the mark of a thought
+
+
+class AnswerForm:
+    """What the answers to one request may consist of. ApiError 400 for tools that the model cannot be asked to call."""
+
+    def __init__(self, fields: ChatCompletionRequest, raw: dict[str, Any], llm: LLM) -> None:
+        self._llm = llm
+        self._fields = fields
+        choice = fields.tool_choice
+        self.tools = {tool.function.name: tool.function.parameters for tool in fields.tools or ()}
+        self._shown = raw.get("tools") if fields.tools and choice != "none" else None
+        self._thinking = False
+        if not fields.tools and choice not in (None, "none", "auto"):
+            raise invalid("tool_choice: there are no tools", param="tool_choice")
+        if isinstance(choice, NamedTool) and choice.function.name not in self.tools:
+            raise invalid(f"tool_choice: there is no tool {choice.function.name}", param="tool_choice")
+        if len(self.tools) < len(fields.tools or ()):
+            raise invalid("tools: two of them have the same name", param="tools")
+        if self._shown and llm.chat_template is not None and llm.tool_format is None:
+            raise invalid(
+                "tools: the chat template of this model shows it no tools, or not how it has to call them",
+                param="tools",
+                code="unsupported_parameter",
+            )
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the chat template gets."""
+        return {"tools": self._shown} if self._shown else {}
+
+    @property
+    def forced(self) -> bool:
+        """Whether the answer has to be a call."""
+        return bool(self._shown) and (self._fields.tool_choice == "required" or self._named is not None)
+
+    @property
+    def _named(self) -> str | None:
+        choice = self._fields.tool_choice
+        return choice.function.name if isinstance(choice, NamedTool) else None
+
+    def look_at(self, prompt: Sequence[int]) -> None:
+        """The prompt may have opened a thought already."""
+        if (form := self._llm.reasoning_format) is not None:
+            tail = self._llm.tokenizer.decode(list(prompt)[-_TAIL:])
+            self._thinking = tail.rstrip().endswith(form.open)
+
+    def grammar(self) -> Grammar | None:
+        """What binds the answer if a call is forced. ApiError 400 if that cannot be done for this model."""
+        form = self._llm.tool_format
+        if not self.forced or form is None:
+            return None
+        tools = {self._named: self.tools[self._named]} if self._named is not None else self.tools
+        several = self._named is None and self._fields.parallel_tool_calls is not False
+        thinking = self._llm.reasoning_format if self._thinking else None
+        try:
+            return call_grammar(form, tools, self._llm.tokenizer, several=several, thinking=thinking)
+        except LocalInferError as error:
+            raise invalid(f"tool_choice: {error.message}", param="tool_choice", code="unsupported_parameter") from error
+
+    def reader(self) -> AnswerReader:
+        """Reads one answer."""
+        calls = self._llm.tool_format if self._shown else None
+        return AnswerReader(self._llm.reasoning_format, calls, self.tools, thinking=self._thinking)
+
+    def decoder(self, skip_special: bool) -> Callable[[], TextDecoder]:
+        """Makes a decoder that shows the special tokens that marks are made of, if no other."""
+        tokenizer = self._llm.tokenizer
+        marks: list[str] = []
+        if (reasoning := self._llm.reasoning_format) is not None:
+            marks += (reasoning.open, reasoning.close)
+        if self._shown and (calls := self._llm.tool_format) is not None:
+            marks += calls.marks
+        shown = {
+            token
+            for mark in marks
+            for token in tokenizer.encode(mark, add_special=False, parse_special=True)
+            if tokenizer.is_special(token)
+        }
+        if not shown or not skip_special:
+            return lambda: tokenizer.detokenizer(skip_special=skip_special)
+        return lambda: _MarksShown(tokenizer.detokenizer(skip_special=False), tokenizer.is_special, shown)
+
+
+class _MarksShown:
+    """A decoder that passes over special tokens, but for some."""
+
+    def __init__(self, inner: TextDecoder, is_special: Callable[[int], bool], shown: set[int]) -> None:
+        self._inner = inner
+        self._is_special = is_special
+        self._shown = shown
+
+    def push(self, token: int) -> str:
+        if self._is_special(token) and token not in self._shown:
+            return ""
+        return self._inner.push(token)
+
+    def finish(self) -> str:
+        return self._inner.finish()
+
+
+def new_call_id() -> str:
+    """Unique, and of the letters and digits that every template takes (Mistral's want nine of them)."""
+    return secrets.token_hex(5)[:9]
