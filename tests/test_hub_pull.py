@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import random
@@ -31,6 +32,7 @@ from localinfer.hub.lock import locked_file
 from localinfer.hub.pull import pull
 from localinfer.hub.reference import Reference, parse_hub_url, parse_reference
 from localinfer.hub.repository import plan_reference
+from scripted_model import write_scripted_model
 
 GB = 10**9
 NAME = "some/model-GGUF"
@@ -602,6 +604,30 @@ def test_everything_local_opens_no_socket(
     assert execute(["pull", "some/absent"]) == 1
     assert execute(["search", "tiny"]) == 1
     assert "HF_HUB_OFFLINE is set" in capsys.readouterr().err
+
+
+def test_what_was_pulled_answers_by_its_name(
+    hub: HubServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    checkpoint = Path(__file__).resolve().parent / "data" / "presidents-1m"
+    hub.repositories["some/presidents"] = Repository({path.name: path.read_bytes() for path in checkpoint.iterdir()})
+    scripted = write_scripted_model(tmp_path / "scripted-Q8_0.gguf").read_bytes()
+    hub.repositories["some/scripted"] = Repository({"scripted-Q8_0.gguf": scripted})
+    for name in ("some/presidents", "some/scripted"):
+        pull(name)
+    request.getfixturevalue("no_network")
+    assert execute(["run", "some/scripted:Q8_0", "hi"]) == 0
+    assert capsys.readouterr().out == "Hello, wide 🌍!\n"
+    assert execute(["run", "some/presidents", "--raw", "--max-tokens", "4", "The people of the"]) == 0
+    assert capsys.readouterr().out.strip()
+    assert execute(["show", "some/presidents", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["metadata"]["general.architecture"] == "llama"
 
 
 # --- addresses, paths, packages ----------------------------------------------------------------------------------
