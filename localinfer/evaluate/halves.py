@@ -8,15 +8,16 @@ memory together.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 from localinfer.engine.memory import free_memory
-from localinfer.errors import MemoryPlanError
+from localinfer.errors import LocalInferError, MemoryPlanError
 from localinfer.evaluate.windows import Windows
 from localinfer.formats.model_file import ModelFile
 from localinfer.kernels.base import (
@@ -64,19 +65,29 @@ def head(program: Program, rows: int) -> Program:
 class States:
     """Hidden states of a model at the scored positions of windows: float32 `[count, width]`, in a nameless file."""
 
-    def __init__(self, program: Program, file: IO[bytes], count: int) -> None:
+    def __init__(self, program: Program, count: int) -> None:
         self.program = program
         self.width = program.up_to_hidden()[-1].outputs[0].width
         self.count = count
-        self._file = file
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
+
+    def append(self, found: Logits) -> None:
+        """Takes the rows of a step. LocalInferError if there is no space for them."""
+        try:
+            self._file.write(ctypes.string_at(found.address, 4 * found.rows * self.width))
+            self._file.flush()
+        except OSError as error:
+            raise LocalInferError(
+                f"hidden states cannot be written to {tempfile.gettempdir()}: {error.strerror}",
+                "they take some hundred megabytes at most; TMPDIR names another folder",
+            ) from error
 
     def tensor(self, start: int, count: int) -> Tensor:
         """Rows `[start, start + count)` as a backend reads them: from the file."""
-        size, path = 4 * self.width * count, Path(f"/dev/fd/{self._file.fileno()}")
-        offset = 4 * self.width * start
-        self._file.seek(offset)
-        buffer = memoryview(self._file.read(size))
-        return Tensor(STATES, TYPES["F32"], (count, self.width), path, offset, size, buffer)
+        offset, size = 4 * self.width * start, 4 * self.width * count
+        path = Path(f"/dev/fd/{self._file.fileno()}")
+        mapped = memoryview(mmap.mmap(self._file.fileno(), offset + size, access=mmap.ACCESS_READ))
+        return Tensor(STATES, TYPES["F32"], (count, self.width), path, offset, size, mapped[offset:])
 
     def close(self) -> None:
         self._file.close()
@@ -98,21 +109,19 @@ def compute_states(
     """
     program = record(file.metadata, file, windows.size)
     refuse_unused(program, file.tensors)
-    stream = tempfile.TemporaryFile()  # noqa: SIM115 (the states own it)
+    states = States(program, windows.scored * len(windows.tokens))
     try:
-        states = States(program, stream, windows.scored * len(windows.tokens))
         with running(trunk(program), file, backend, windows, kv_types, threads, loading) as executable:
             done = 0
             for batch in batches(windows):
                 found = executable.step(batch)
                 if found.rows:
-                    stream.write(bytes_of(found))
+                    states.append(found)
                 done += len(batch.tokens)
                 if progress is not None:
                     progress(done, windows.size * len(windows.tokens))
-        stream.flush()
     except BaseException:
-        stream.close()
+        states.close()
         raise
     return states
 
@@ -198,13 +207,6 @@ def batches(windows: Windows, everything: bool = False) -> Iterator[Batch]:
         del batch.logit_rows[:]
         batch.logit_rows.extend(wanted)
         yield batch
-
-
-def bytes_of(found: Logits) -> bytes:
-    """The numbers of a step's result, float32."""
-    import ctypes
-
-    return ctypes.string_at(found.address, 4 * found.rows * found.vocab_size)
 
 
 class Head:
