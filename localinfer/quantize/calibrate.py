@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +12,7 @@ from localinfer.formats.model_file import ModelFile
 from localinfer.quantize.convert import NONE, Calibration
 
 if TYPE_CHECKING:
+    from localinfer.kernels.quantize.quantizer import Hessian
     from localinfer.quantize.calibration import Statistics
 
 DEFAULT = "default"
@@ -25,16 +26,22 @@ class Report(Protocol):
 
 @dataclass(frozen=True)
 class Known:
-    """Statistics, and what provenance says of them. `feedback`: whether second moments are to be used."""
+    """Statistics, and what provenance says of them. `feedback`: whether second moments are to be used.
+
+    Matrices with the same input share a Hessian, which keeps the factors that the quantizer computes of it.
+    """
 
     statistics: Statistics | None = None
     feedback: bool = False
+    _hessians: dict[int, Hessian] = field(default_factory=dict)
 
     def of(self, tensor: str) -> Calibration:
         """What is known of the inputs of one matrix."""
         if self.statistics is None:
             return NONE
         hessian = self.statistics.hessian(tensor) if self.feedback else None
+        if hessian is not None:  # the statistics keep the arrays, so that their identities stay
+            hessian = self._hessians.setdefault(id(hessian.grams[0]), hessian)
         return Calibration(self.statistics.importance(tensor), hessian)
 
     def of_all(self, model: ModelFile) -> Mapping[str, Calibration]:
