@@ -81,6 +81,7 @@ class Quantizer:
         parameters = self._library.llama_model_quantize_default_params()
         parameters.ftype = FILE_TYPES[name]
         parameters.nthread = threads
+        parameters.allow_requantize = True
         kept: list[Any] = []
         if importance:
             entries = (_Importance * (len(importance) + 1))()
