@@ -86,7 +86,19 @@ def main() -> None:
         write_source(source, shape)
         for kind in arguments.types:
             threads = len(os.sched_getaffinity(0))
-            ours = [sys.executable, "-m", "localinfer", "quantize", source, "--to", kind, "--no-report", "-o", output]
+            ours = [
+                sys.executable,
+                "-P",
+                "-m",
+                "localinfer",
+                "quantize",
+                source,
+                "--to",
+                kind,
+                "--no-report",
+                "-o",
+                output,
+            ]
             theirs = [program, source, output, kind, threads]
             found: dict[str, list[tuple[float, int]]] = {"ours": [], "theirs": []}
             for _ in range(arguments.rounds):

@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("models", type=Path, nargs="+")
     parser.add_argument("--targets", nargs="+", default=TARGETS)
     parser.add_argument("--windows", type=int, default=None, help=f"windows of {WINDOW} tokens to judge on (all)")
+    parser.add_argument("--threads", type=int, default=2, help="of llama.cpp's tool: one on a machine that is busy")
     parser.add_argument("--judge", choices=("ours", "llama.cpp"), default="ours")
     parser.add_argument("--ablations", action="store_true", help="also what each part of ours does by itself")
     parser.add_argument("--work", type=Path, help="keep the files in this folder")
@@ -218,7 +219,14 @@ def main() -> None:
         quantizer = Quantizer(arguments.llama_cpp)
         for model in arguments.models:
             source = prepare(model, folder)
-            importance = imatrix(arguments.llama_cpp, source.path, text, folder / f"{source.name}.imatrix.gguf")
+            importance = imatrix(
+                arguments.llama_cpp,
+                source.path,
+                text,
+                folder / f"{source.name}.imatrix.gguf",
+                WINDOW,
+                arguments.threads,
+            )
             peer = Peer(quantizer, importance)
             judge = Judge(source, arguments.windows, arguments.llama_cpp if arguments.judge == "llama.cpp" else None)
             for target in arguments.targets:

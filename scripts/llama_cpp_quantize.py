@@ -105,12 +105,12 @@ class Quantizer:
 
 
 def imatrix(
-    source: Path, model: Path, text: Path, output: Path, window: int = 512
+    source: Path, model: Path, text: Path, output: Path, window: int = 512, threads: int = 2
 ) -> dict[str, npt.NDArray[np.float32]]:
     """What llama.cpp's own tool collects on a text: the mean of x² by column, for every matrix; kept in `output`."""
     if not output.exists():
         growing = output.with_suffix(".part.gguf")  # the tool saves its results now and then
-        command = [binary(source, "llama-imatrix"), "-m", model, "-f", text, "-o", growing, "-c", window, "-ngl", "0"]
+        command = [binary(source, "llama-imatrix"), "-m", model, "-f", text, "-o", growing, "-c", window, "-t", threads]
         done = subprocess.run([str(part) for part in [*command, "--process-output"]], capture_output=True, text=True)
         if done.returncode or not growing.exists():
             raise SystemExit(f"error: llama-imatrix failed\n\n{done.stderr[-2000:]}")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Types that mixed precision chooses from, smallest first; which of them fit depends on a tensor's columns.
 LADDER = ("Q2_K", "Q3_K", "IQ4_XS", "IQ4_NL", "Q4_K", "Q5_0", "Q5_K", "Q5_1", "Q6_K", "Q8_0")
-_SAMPLED_ROWS = 512
+_SAMPLED_ROWS = 256
 
 
 class Report(Protocol):
