@@ -60,13 +60,14 @@ def _library() -> ctypes.CDLL:
     where, options = ctypes.POINTER(i64), ctypes.POINTER(_CodeOptions)
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "li_quantize_instructions": (text, [i32]),
-        "li_quantize_factor": (i32, [pointer, i64, ctypes.c_double, i32, text, pointer, where]),
+        "li_quantize_factor": (i32, [pointer, i64, ctypes.c_double, i32, pointer, where]),
         "li_quantize_feedback": (
             i32,
-            [i32, pointer, i64, i64, pointer, pointer, i32, options, i32, text, pointer, i64, where],
+            [i32, pointer, i64, i64, pointer, pointer, i32, options, i32, pointer, i64, where],
         ),
-        "li_quantize_rows": (i32, [i32, pointer, i64, i64, pointer, options, i32, text, pointer, i64, where]),
-        "li_quantize_scales": (i32, [i32, pointer, i64, i64, pointer, i32, i64, i64, i32, text, pointer, where]),
+        "li_quantize_use": (i32, [text]),
+        "li_quantize_rows": (i32, [i32, pointer, i64, i64, pointer, options, i32, pointer, i64, where]),
+        "li_quantize_scales": (i32, [i32, pointer, i64, i64, pointer, i32, i64, i64, i32, pointer, where]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
@@ -80,6 +81,12 @@ def instruction_sets() -> tuple[str, ...]:
     while name := _library().li_quantize_instructions(len(found)):
         found.append(name.decode())
     return tuple(found)
+
+
+def use_instructions(name: str | None) -> None:
+    """From now on this process uses one of `instruction_sets()` (None: the best); tests compare them."""
+    if _library().li_quantize_use(name.encode() if name else None) != 0:
+        raise UnsupportedError(f"this processor has no {name}", f"instruction sets: {', '.join(instruction_sets())}")
 
 
 def resolve_method(method: str) -> str:
@@ -112,14 +119,14 @@ class Hessian:
 
         return np.concatenate([np.diagonal(gram) for gram in self.grams]).astype(np.float32)
 
-    def factors(self, damping: float, threads: int = 0, instructions: str | None = None) -> tuple[Floats, ...]:
+    def factors(self, damping: float, threads: int = 0) -> tuple[Floats, ...]:
         """For each gram the upper triangular R with R Rᵀ = gram / mean + damping, mean being that of its diagonal."""
         if damping not in self._factors:
-            self._factors[damping] = tuple(_factor(gram, damping, threads, instructions) for gram in self.grams)
+            self._factors[damping] = tuple(_factor(gram, damping, threads) for gram in self.grams)
         return self._factors[damping]
 
 
-def _factor(gram: Floats, damping: float, threads: int, instructions: str | None) -> Floats:
+def _factor(gram: Floats, damping: float, threads: int) -> Floats:
     import numpy as np
 
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not len(gram):
@@ -134,7 +141,6 @@ def _factor(gram: Floats, damping: float, threads: int, instructions: str | None
         len(gram),
         damping,
         threads,
-        instructions.encode() if instructions else None,
         factor.ctypes.data,
         ctypes.byref(where),
     )
@@ -205,10 +211,8 @@ class _Blocks(NamedTuple):
     bytes: int
     options: _CodeOptions | None = None
 
-    def make(
-        self, weights: Floats, importance: Floats | None, threads: int, instructions: str | None = None
-    ) -> bytearray:
-        """The blocks of weights of a multiple of `self.columns` columns. `instructions`: one of instruction_sets()."""
+    def make(self, weights: Floats, importance: Floats | None, threads: int) -> bytearray:
+        """The blocks of weights of a multiple of `self.columns` columns."""
         rows, columns = weights.shape
         if importance is not None:
             importance = _vector(importance, columns, "importances")
@@ -222,7 +226,6 @@ class _Blocks(NamedTuple):
             None if importance is None else importance.ctypes.data,
             self.options,
             threads,
-            instructions.encode() if instructions else None,
             address_of(blocks),
             len(blocks),
             ctypes.byref(where),
@@ -230,13 +233,11 @@ class _Blocks(NamedTuple):
         _check(status, self.name, where.value)
         return blocks
 
-    def make_with_feedback(
-        self, weights: Floats, hessian: Hessian, damping: float, threads: int, instructions: str | None = None
-    ) -> bytearray:
+    def make_with_feedback(self, weights: Floats, hessian: Hessian, damping: float, threads: int) -> bytearray:
         """The same, with error feedback."""
         rows, columns = weights.shape
         _check_grams(hessian, columns, self.columns)
-        factors = hessian.factors(damping, threads, instructions)
+        factors = hessian.factors(damping, threads)
         addresses = (ctypes.c_void_p * len(factors))(*(factor.ctypes.data for factor in factors))
         sizes = (ctypes.c_int64 * len(factors))(*(len(factor) for factor in factors))
         blocks = bytearray(rows * columns // self.columns * self.bytes)
@@ -251,7 +252,6 @@ class _Blocks(NamedTuple):
             len(factors),
             self.options,
             threads,
-            instructions.encode() if instructions else None,
             address_of(blocks),
             len(blocks),
             ctypes.byref(where),
@@ -414,7 +414,6 @@ def _scaled_codes(
         _scale_type(scale_type),
         *shape,
         threads,
-        None,
         scales.ctypes.data,
         ctypes.byref(where),
     )

@@ -19,10 +19,9 @@ std::unique_ptr<double[]> doubles(int64_t count) { return std::unique_ptr<double
 
 // factor [size, size]: the upper triangular R with R Rᵀ = gram / mean + damping, mean being that of gram's diagonal (its upper
 // triangle counts). `where`: the row of a number that is not finite, or of a negative one in the diagonal.
-LI_API int li_quantize_factor(const float* gram, int64_t size, double damping, int threads, const char* instructions,
+LI_API int li_quantize_factor(const float* gram, int64_t size, double damping, int threads, 
                               float* factor, int64_t* where) {
-    const Kernels* kernels = find_kernels(instructions);
-    if (!kernels) return kUnknownInstructions;
+    const Kernels* kernels = chosen_kernels();
     if (size < 1 || size > (int64_t(1) << 20) || !(damping > 0)) return kWrongShape;
     const DefaultArithmetic arithmetic;
     double sum = 0;
@@ -69,10 +68,9 @@ LI_API int li_quantize_factor(const float* gram, int64_t size, double damping, i
 
 // weights [rows, columns] to `out`. factors[i] is of li_quantize_factor, for sizes[i] columns behind those of the ones before.
 LI_API int li_quantize_feedback(int type, const float* weights, int64_t rows, int64_t columns, const float* const* factors,
-                                const int64_t* sizes, int factor_count, const CodeOptions* options, int threads, const char* instructions, uint8_t* out,
+                                const int64_t* sizes, int factor_count, const CodeOptions* options, int threads, uint8_t* out,
                                 int64_t out_bytes, int64_t* where) {
-    const Kernels* kernels = find_kernels(instructions);
-    if (!kernels) return kUnknownInstructions;
+    const Kernels* kernels = chosen_kernels();
     const Kernel* kernel = find_kernel(*kernels, type);
     if (!kernel || (type >= kInt8 && !options)) return kUnknownType;
     int64_t covered = 0, largest = 0;

@@ -1,11 +1,14 @@
 #include "instructions.h"
 
+#include <atomic>
 #include <cstring>
 #include <initializer_list>
 
 namespace li::quantize {
 
 namespace {
+
+std::atomic<const Kernels*> chosen{nullptr};
 
 bool runs(const Kernels* kernels) {
     if (!kernels) return false;
@@ -26,11 +29,17 @@ const Kernels* usable_kernels(int index) {
     return nullptr;
 }
 
-const Kernels* find_kernels(const char* name) {
+bool choose_kernels(const char* name) {
     const Kernels* found = nullptr;
     for (int i = 0; const Kernels* kernels = usable_kernels(i); i++)
         if (!name || std::strcmp(name, kernels->name) == 0) found = kernels;
-    return found;
+    if (found) chosen = found;
+    return found != nullptr;
+}
+
+const Kernels* chosen_kernels() {
+    if (!chosen) choose_kernels(nullptr);
+    return chosen;
 }
 
 } // namespace li::quantize

@@ -35,12 +35,15 @@ LI_API const char* li_quantize_instructions(int index) {
     return kernels ? kernels->name : nullptr;
 }
 
-// weights [rows, columns] to `out`, which has `out_bytes`. `instructions` null: the best. With an error about a row or
+// From now on the instruction set of that name is used (null: the best); tests compare them. kUnknownInstructions if it
+// cannot run here.
+LI_API int li_quantize_use(const char* name) { return choose_kernels(name) ? kDone : kUnknownInstructions; }
+
+// weights [rows, columns] to `out`, which has `out_bytes`. With an error about a row or
 // column, `where` tells which.
 LI_API int li_quantize_rows(int type, const float* weights, int64_t rows, int64_t columns, const float* importance,
-                            const CodeOptions* options, int threads, const char* instructions, uint8_t* out,                             int64_t out_bytes, int64_t* where) {
-    const Kernels* kernels = find_kernels(instructions);
-    if (!kernels) return kUnknownInstructions;
+                            const CodeOptions* options, int threads, uint8_t* out,                             int64_t out_bytes, int64_t* where) {
+    const Kernels* kernels = chosen_kernels();
     const bool plain = type == kHalf || type == kBfloat;
     const Kernel* kernel = find_kernel(*kernels, type);
     if (!plain && (!kernel || (type >= kInt8 && !options))) return kUnknownType;

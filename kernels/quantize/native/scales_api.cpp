@@ -54,10 +54,9 @@ float choose_scale(const Kernels& kernels, bool int8, const Region& region, int 
 
 // scales [rows / row_block, columns / column_block], rounded up, for weights [rows, columns]. type kInt8 or kE4M3.
 LI_API int li_quantize_scales(int type, const float* weights, int64_t rows, int64_t columns, const float* importance,
-                              int scale_type, int64_t row_block, int64_t column_block, int threads, const char* instructions,
+                              int scale_type, int64_t row_block, int64_t column_block, int threads, 
                               float* scales, int64_t* where) {
-    const Kernels* kernels = find_kernels(instructions);
-    if (!kernels) return kUnknownInstructions;
+    const Kernels* kernels = chosen_kernels();
     if (type != kInt8 && type != kE4M3) return kUnknownType;
     if (rows < 0 || columns < 0 || row_block < 1 || column_block < 1) return kWrongShape;
     const int64_t down = (rows + row_block - 1) / row_block, across = (columns + column_block - 1) / column_block;
