@@ -160,3 +160,39 @@ def tokenizer_from_sentencepiece(path: Path, prefix: str = "every") -> tokenizer
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", vocab["<s>"])]
     )
     return tokenizer
+
+
+def tokenizer_json(metadata: Any, pattern: str = "") -> dict[str, Any]:
+    """The tokenizer.json that a GGUF file's vocabulary was made from, as far as its tokens go.
+
+    `pattern` is how a byte-level vocabulary splits text; "" is GPT-2's way.
+    """
+    tokens = list(metadata["tokenizer.ggml.tokens"][:])
+    types = list(metadata["tokenizer.ggml.token_type"])
+    added = [
+        {"id": i, "content": token, "special": kind == 3, "single_word": False, "lstrip": False, "rstrip": False}
+        for i, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in (3, 4)
+    ]
+    vocab = {token: i for i, token in enumerate(tokens) if types[i] not in (4, 5)}
+    if metadata["tokenizer.ggml.model"] == "gpt2":
+        steps = [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": not pattern}]
+        if pattern:
+            steps.insert(0, {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False})
+        model = {"type": "BPE", "vocab": vocab, "merges": list(metadata["tokenizer.ggml.merges"][:])}
+        return {"added_tokens": added, "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}, "model": model}
+    scores = metadata["tokenizer.ggml.scores"]
+    best_first = sorted((i for i in vocab.values() if types[i] == 1), key=lambda i: (-scores[i], i))
+    merges = [
+        [tokens[i][:k], tokens[i][k:]]
+        for i in best_first
+        for k in range(1, len(tokens[i]))
+        if tokens[i][:k] in vocab and tokens[i][k:] in vocab
+    ]
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    prepend = {"type": "Prepend", "prepend": "▁"}
+    return {
+        "added_tokens": added,
+        "normalizer": {"type": "Sequence", "normalizers": [prepend, replace]},
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges, "unk_token": "<unk>", "byte_fallback": True},
+    }

@@ -24,14 +24,17 @@ from checkpoint_files import (
     sentencepiece_model,
     split,
     tokenizer_from_sentencepiece,
+    tokenizer_json,
     train_byte_level,
 )
 from localinfer.checkpoints.sentencepiece import read_sentencepiece
 from localinfer.checkpoints.splitting import name_of_split
 from localinfer.checkpoints.vocabulary import read_vocabulary
 from localinfer.errors import FormatError, LocalInferError, UnsupportedError
+from localinfer.formats.gguf import open_gguf
 from localinfer.kernels.host.encoder import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 from localinfer.text.tokenizer import Tokenizer, load_tokenizer
+from vocabularies import published, vocabulary_file
 
 Make = Callable[[Path], tokenizers.Tokenizer]
 VOCABULARY = 700  # rows of the embedding table: more than there are tokens
@@ -171,6 +174,22 @@ def test_a_sentencepiece_model_and_its_tokenizer_json_say_the_same(made: Made, t
     for text in TEXTS:
         ids = [list(load_tokenizer(m).encode(text, add_special=True, parse_special=True)) for m in (one, other)]
         assert ids[0] == ids[1], text
+
+
+@pytest.mark.parametrize(("name", "pattern"), [("gpt-2", ""), ("qwen2", QWEN2), ("llama-spm", "")])
+def test_published_vocabularies(name: str, pattern: str, tmp_path: Path) -> None:
+    """Large ones, from the GGUF files that others made of them."""
+    path = vocabulary_file(name)
+    metadata = open_gguf(path).metadata
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json(metadata, pattern)))
+    count = len(metadata["tokenizer.ggml.tokens"])
+    found = read_vocabulary(tmp_path, {}, count)
+    assert found["tokenizer.ggml.pre"] == ("default" if name == "llama-spm" else name)
+    assert found["tokenizer.ggml.tokens"].first_difference(metadata["tokenizer.ggml.tokens"]) is None
+    tokenizer = load_tokenizer(found)
+    for text in path.with_name(f"{path.name}.inp").read_text().split("\n__ggml_vocab_test__\n"):
+        expected = published(name).encode(text, add_special=False, parse_special=True)
+        assert tokenizer.encode(text, add_special=False, parse_special=True) == expected
 
 
 # ---- how pre-tokenizers are written ---------------------------------------------------------------------------------
