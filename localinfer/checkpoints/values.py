@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from localinfer.kernels.base import Tensor, row_range
@@ -9,6 +10,14 @@ from localinfer.kernels.base import Tensor, row_range
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+
+@functools.cache
+def _halves() -> npt.NDArray[np.float32]:
+    """What each of the 65,536 halves is: looking them up takes half the time of converting them."""
+    import numpy as np
+
+    return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 def float_rows(tensor: Tensor, start: int, rows: int) -> npt.NDArray[np.float32]:
@@ -30,7 +39,7 @@ def float_rows(tensor: Tensor, start: int, rows: int) -> npt.NDArray[np.float32]
         case "F32":
             values = np.frombuffer(data, "<f4").astype(np.float32)
         case "F16":
-            values = np.frombuffer(data, "<f2").astype(np.float32)
+            values = _halves().take(np.frombuffer(data, "<u2"))
         case "BF16":
             # The upper half of a float32.
             wide = np.zeros((count // 2, 2), "<u2")
