@@ -253,7 +253,8 @@ class _FollowingHash:
         self._digest = hashlib.sha1(b"blob %d\0" % size) if kind == "git" else hashlib.sha256()
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._change = threading.Condition()
-        self._end, self._hashed, self._stopped = 0, 0, False
+        self._end, self._hashed = 0, 0
+        self._complete = self._stopped = False
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -262,46 +263,47 @@ class _FollowingHash:
         """Says that the file has its right bytes up to `end`."""
         with self._change:
             self._end = end
-            self._change.notify_all()
+            if end - self._hashed >= HASH_CHUNK:  # waking the thread for every piece would cost more than hashing it
+                self._change.notify()
 
     def finish(self, end: int) -> str:
         """The digest of the file, which is now complete."""
-        self.follow(end)
         with self._change:
-            self._change.wait_for(lambda: self._hashed == end or self._error)
+            self._end, self._complete = end, True
+            self._change.notify()
+        self._thread.join()
         if self._error:
             raise self._error
         return f"{self._kind}:{self._digest.hexdigest()}"
 
     def abandon(self) -> None:
+        """Ends the thread; afterwards nothing of it is left."""
         with self._change:
             self._stopped = True
-            self._change.notify_all()
+            self._change.notify()
         self._thread.join()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def _run(self) -> None:
-        while True:
-            with self._change:
-                self._change.wait_for(lambda: self._stopped or self._end > self._hashed)
-                if self._stopped:
-                    return
-                end = self._end
-            try:
+        try:
+            while (end := self._next()) is not None:
                 piece = os.pread(self._file, min(HASH_CHUNK, end - self._hashed), self._hashed)
                 if not piece:
                     raise OSError(errno.EIO, "the file shrinks while it is written")
-            except OSError as error:
-                with self._change:
-                    self._error = error
-                    self._change.notify_all()
-                return
-            self._digest.update(piece)
-            with self._change:
+                self._digest.update(piece)
                 self._hashed += len(piece)
-                self._change.notify_all()
+        except OSError as error:
+            self._error = error
+
+    def _next(self) -> int | None:
+        """Waits for enough to hash, and says how far it reaches; None if there will be no more."""
+        with self._change:
+            self._change.wait_for(
+                lambda: self._stopped or self._complete or self._end - self._hashed >= HASH_CHUNK
+            )  # fmt: skip
+            return None if self._stopped or self._hashed == self._end else self._end
 
 
 def file_digest(path: Path, kind: str, progress: Callable[[int, int], None] | None = None) -> str:
