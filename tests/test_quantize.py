@@ -230,8 +230,10 @@ def test_types_of_single_tensors_can_be_asked_for(source: Path, tmp_path: Path) 
         assert file.tensor("blk.0.attn_v.weight").type.name == "Q8_0"
         assert file.tensor("blk.1.ffn_up.weight").type.name == "F16"
         assert file.tensor("blk.0.ffn_up.weight").type.name == "Q4_0"
-    with pytest.raises(LocalInferError, match="no tensor nothing"):
+    with pytest.raises(LocalInferError, match="no matrix nothing"):
         run(source, "q4_0", tmp_path / "out2.gguf", tensors={"nothing": ["Q8_0"]})
+    with pytest.raises(LocalInferError, match="no matrix blk"):
+        run(source, "q4_0", tmp_path / "out2.gguf", tensors={"blk.0.attn_norm.weight": ["Q8_0"]})
     with pytest.raises(LocalInferError, match="type Q9"):
         run(source, "q4_0", tmp_path / "out2.gguf", tensors={"*": ["Q9"]})
 

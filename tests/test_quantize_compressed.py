@@ -186,6 +186,8 @@ def test_sources_that_will_not_do_are_refused(source: Path, tmp_path: Path) -> N
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     with pytest.raises(UnsupportedError, match="which --to int8 needs"):
         run(tmp_path / "m.gguf", "int8", tmp_path / "out")
+    with pytest.raises(UnsupportedError, match="one type for all matrices"):
+        run(source, "int8", tmp_path / "out", tensors={"*": ["Q8_0"]})
     folder = run(source, "int8", tmp_path / "first")
     with pytest.raises(UnsupportedError, match="is quantized already"):
         run(folder, "int8", tmp_path / "second")

@@ -166,11 +166,15 @@ def _ladder(wanted: Mapping[str, Sequence[str]], model: ModelFile) -> dict[str, 
     ladder: dict[str, Sequence[str]] = {}
     for pattern, types in wanted.items():
         unknown = [kind for kind in types if kind not in _TYPES]
-        names = [name for name in model.tensors if fnmatchcase(name, pattern)]
+        matrices = [name for name, tensor in model.tensors.items() if is_quantized_matrix(tensor)]
+        names = [name for name in matrices if fnmatchcase(name, pattern)]
         if unknown or not types:
             raise LocalInferError(f"no tensor can get the type {', '.join(unknown)}", f"there are {', '.join(_TYPES)}")
         if not names:
-            raise LocalInferError(f"the model has no tensor {pattern}", "localinfer show MODEL --json lists them")
+            raise LocalInferError(
+                f"the model has no matrix {pattern} whose type could be chosen",
+                f"names are like {', '.join(matrices[:3])}",
+            )
         ladder |= {name: types for name in names if name not in ladder}
     return ladder
 
@@ -187,6 +191,10 @@ def _size(wishes: Wishes, model: ModelFile, known: Known, recipe: Mapping[str, A
 def _quantize_checkpoint(wishes: Wishes, scheme: str, report: Report) -> Result:
     from localinfer.formats.safetensors import open_safetensors
 
+    if wishes.tensors:
+        raise UnsupportedError(
+            f"--to {scheme} has one type for all matrices", "leave --tensor out, or take a GGUF type"
+        )
     if not is_checkpoint(wishes.source):
         raise UnsupportedError(
             f"{wishes.source} is no folder with config.json and safetensors, which --to {scheme} needs",
