@@ -157,6 +157,9 @@ def compare(source: Prepared, target: str, folder: Path, judge: Judge, peer: Pee
     start = time.perf_counter()
     peer.quantizer.quantize(source.path, theirs, target, peer.importance)
     pinned = {name: "F16" for name, kind in types_of(theirs).items() if source.came_from.get(name) == kind}
+    if source.came_from and not set(source.came_from) - set(pinned):
+        print(f"{source.name}, {target}: every tensor comes from the type that it would get: nothing to compare\n")
+        return []
     if pinned:
         peer.quantizer.quantize(source.path, theirs, target, peer.importance, pinned)
     rows = [judge.row(source, target, "llama.cpp + imatrix", theirs, time.perf_counter() - start)]
@@ -231,7 +234,8 @@ def main() -> None:
             judge = Judge(source, arguments.windows, arguments.llama_cpp if arguments.judge == "llama.cpp" else None)
             for target in arguments.targets:
                 found = compare(source, target, folder, judge, peer, arguments.ablations)
-                print(report(found), flush=True)
+                if found:
+                    print(report(found), flush=True)
                 rows += found
             judge.close()
     print(json.dumps({"rows": [as_data(row, rows) for row in rows]}))
