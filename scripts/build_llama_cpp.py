@@ -17,7 +17,15 @@ from pathlib import Path
 
 from peer import DEFAULT_FOLDER, SDIST_VERSION
 
-PROGRAMS = ("llama-bench", "llama-cli", "llama-completion", "llama-server", "llama-tokenize")
+PROGRAMS = (
+    "llama-bench",
+    "llama-cli",
+    "llama-completion",
+    "llama-imatrix",
+    "llama-quantize",
+    "llama-server",
+    "llama-tokenize",
+)
 OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",

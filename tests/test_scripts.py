@@ -48,7 +48,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    ["build_llama_cpp", "check_plan", "compare_exact", "compare_greedy", "compare_llama_cpp", "write_random_model"],
+    [
+        "bench_quantize",
+        "build_llama_cpp",
+        "check_plan",
+        "compare_exact",
+        "compare_greedy",
+        "compare_llama_cpp",
+        "compare_quantizers",
+        "write_random_model",
+    ],
 )
 def test_help_says_how_to_run_it(
     script: Load, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
