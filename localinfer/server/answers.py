@@ -21,12 +21,13 @@ _TAIL = 16  # tokens of a prompt that may end with the mark of a thought
 class AnswerForm:
     """What the answers to one request may consist of. ApiError 400 for tools that the model cannot be asked to call."""
 
-    def __init__(self, fields: ChatCompletionRequest, raw: dict[str, Any], llm: LLM) -> None:
+    def __init__(self, fields: ChatCompletionRequest, tools: Sequence[Any] | None, llm: LLM) -> None:
+        """`tools` are those of the fields as they came: their further keys reach the chat template."""
         self._llm = llm
         self._fields = fields
         choice = fields.tool_choice
         self.tools = {tool.function.name: tool.function.parameters for tool in fields.tools or ()}
-        self._shown = raw.get("tools") if fields.tools and choice != "none" else None
+        self._shown = list(tools or ()) if fields.tools and choice != "none" else None
         self._thinking = False
         if not fields.tools and choice not in (None, "none", "auto"):
             raise invalid("tool_choice: there are no tools", param="tool_choice")

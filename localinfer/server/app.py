@@ -81,7 +81,7 @@ def _guarded(endpoint: Endpoint) -> Handler:
             raise
         except Exception as error:
             request.app.state.log.failure(f"{request.url.path} failed", error)
-            return error_response(error)
+            return error_response(error, request.url.path)
 
     return guarded
 
@@ -99,7 +99,7 @@ def _recorded(endpoint: Endpoint) -> Handler:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -110,4 +110,4 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         405: f"{request.url.path} does not answer {request.method}",
     }
     message = words.get(error.status_code, error.detail)
-    return error_response(ApiError(error.status_code, message, headers=error.headers))
+    return error_response(ApiError(error.status_code, message, headers=error.headers), request.url.path)

@@ -12,12 +12,12 @@ from starlette.responses import Response
 
 from localinfer.engine.request import Choice, FinishReason, Output
 from localinfer.engine.thread import Job
-from localinfer.server.answers import AnswerForm, new_call_id
+from localinfer.server.answers import new_call_id
+from localinfer.server.conversation import Conversation
 from localinfer.server.errors import invalid
-from localinfer.server.generation import Task, generate
+from localinfer.server.generation import generate
 from localinfer.server.logprobs import chat_logprobs
 from localinfer.server.messages import template_messages, template_variables
-from localinfer.server.parameters import room_for_answer, sampling_params
 from localinfer.server.schemas.chat import (
     AnswerMessage,
     CalledFunction,
@@ -36,7 +36,7 @@ async def create(http: HttpRequest) -> Response:
     return await generate(http, ChatTask)
 
 
-class ChatTask(Task[ChatCompletionRequest]):
+class ChatTask(Conversation):
     """One conversation to be answered."""
 
     schema = ChatCompletionRequest
@@ -45,29 +45,9 @@ class ChatTask(Task[ChatCompletionRequest]):
     chunk_object = "chat.completion.chunk"
 
     def jobs(self) -> list[Job]:
-        fields, llm = self.fields, self.model.llm
-        self.form = AnswerForm(fields, self.body.raw, llm)
-        messages = template_messages(fields.messages, self.body.raw["messages"])
-        prompt = llm.chat_tokens(messages, {**template_variables(fields), **self._reasoning(), **self.form.variables})
-        self.form.look_at(prompt)
-        wanted = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-        if fields.top_logprobs and not fields.logprobs:
-            raise invalid("top_logprobs: it needs logprobs to be true", param="top_logprobs")
-        params = sampling_params(
-            fields,
-            llm.chat_defaults,
-            room_for_answer(len(prompt), llm.context, wanted, "messages"),
-            logprobs=bool(fields.logprobs),
-            top_logprobs=fields.top_logprobs or 0,
-        )
-        if (calls := self.form.grammar()) is not None:
-            if params.grammar is not None:
-                raise invalid(
-                    "tool_choice: an answer cannot be a call and have a format of its own", param="tool_choice"
-                )
-            params = params.changed(grammar=calls)
-        self.prepare(params)
-        return [Job(prompt, params, self.form.decoder(self.skip_special), fields.priority or 0)]
+        messages = template_messages(self.fields.messages, self.body.raw["messages"])
+        variables = {**template_variables(self.fields), **self._reasoning()}
+        return self.ask(messages, self.body.raw.get("tools"), variables)
 
     def _reasoning(self) -> dict[str, Any]:
         effort, template = self.fields.reasoning_effort, self.model.llm.chat_template

@@ -9,7 +9,18 @@ from starlette.responses import Response
 
 from localinfer.engine.thread import EngineFailedError, EngineStoppedError, QueueFullError
 from localinfer.errors import ContextLengthError, LocalInferError
+from localinfer.server.schemas.anthropic import AnthropicError, AnthropicErrorDetail
 from localinfer.server.schemas.errors import ErrorBody, ErrorDetail
+
+ANTHROPIC = "/v1/messages"  # paths that begin so speak Anthropic's protocol
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class ApiError(Exception):
@@ -70,10 +81,17 @@ def as_api_error(error: Exception) -> ApiError:
     return ApiError(500, "the server failed in a way it did not foresee; its log says more", type="server_error")
 
 
-def error_response(error: Exception) -> Response:
-    """The error as an HTTP answer."""
+def error_response(error: Exception, path: str = "") -> Response:
+    """The error as an HTTP answer of the endpoint at `path`, whose clients may expect it in a form of their own."""
     found = as_api_error(error)
-    return Response(found.body, status_code=found.status, media_type="application/json", headers=found.headers)
+    body = anthropic_error(found) if path.startswith(ANTHROPIC) else found.body
+    return Response(body, status_code=found.status, media_type="application/json", headers=found.headers)
+
+
+def anthropic_error(error: ApiError) -> bytes:
+    """The error as Anthropic's clients expect it."""
+    kind = _ANTHROPIC_KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return msgspec.json.encode(AnthropicError(AnthropicErrorDetail(kind, error.message)))
 
 
 def _words(error: LocalInferError) -> str:

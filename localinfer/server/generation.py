@@ -19,7 +19,7 @@ from localinfer.engine.request import Output, Request
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.thread import Answers, Job
 from localinfer.errors import LocalInferError
-from localinfer.server.errors import as_api_error, invalid
+from localinfer.server.errors import ApiError, as_api_error, invalid
 from localinfer.server.fields import Body, read_body
 from localinfer.server.handling import has_left, recorded, while_connected
 from localinfer.server.record import CLIENT_LEFT, RequestRecord
@@ -36,20 +36,21 @@ class Task(ABC, Generic[Fields]):
     schema: ClassVar[Any]
     path: ClassVar[str]
     id_prefix: ClassVar[str]
-    chunk_object: ClassVar[str]  # what an event calls itself
+    chunk_object: ClassVar[str] = ""  # what an event calls itself
+    ping: ClassVar[bytes] = PING  # sent while there is nothing else
     fingerprint = f"localinfer-{__version__}"
 
     def __init__(self, body: Body[Fields], model: ServedModel) -> None:
         self.body = body
-        self.fields = body.fields
         self.model = model
+        self.fields = self.translated()
         self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
-        self.choices_per_prompt = body.fields.n or 1
-        self.skip_special = body.fields.skip_special_tokens is not False
+        self.choices_per_prompt = self.fields.n or 1
+        self.skip_special = self.fields.skip_special_tokens is not False
         self.requests: list[Request] = []
         self._first_index: dict[int, int] = {}  # engine request -> index of its first choice
-        options = body.fields.stream_options
+        options = self.fields.stream_options
         self.include_usage = bool(options and options.include_usage)
         head = {
             "id": self.id,
@@ -60,6 +61,11 @@ class Task(ABC, Generic[Fields]):
         }
         self.head = msgspec.json.encode(head)[:-1] + b',"choices":['  # of every event, up to its choices
         self.tail = b'],"usage":null}\n\n' if self.include_usage else b"]}\n\n"  # and what is behind them
+
+    def translated(self) -> Fields:
+        """The fields in the words of this server's own endpoints."""
+        fields: Fields = self.body.fields
+        return fields
 
     @abstractmethod
     def jobs(self) -> list[Job]:
@@ -98,6 +104,18 @@ class Task(ABC, Generic[Fields]):
         """The event before the last, if it was asked for: the counts of tokens, and no choice."""
         return event(self.head + b'],"usage":' + msgspec.json.encode(self.usage) + b"}")
 
+    def opening(self) -> bytes:
+        """Events before those of the answers."""
+        return b""
+
+    def closing(self) -> bytes:
+        """Events behind those of the answers."""
+        return self.usage_event() + DONE if self.include_usage else DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """The event that says what went wrong, after which no other comes."""
+        return event(error.body)
+
     @property
     def usage(self) -> Usage:
         prompt = sum(len(request.prompt) for request in self.requests)
@@ -130,7 +148,7 @@ async def generate(http: HttpRequest, kind: type[Task[Any]]) -> Response:
         # What fails until the first token has a status of its own, unless that takes long.
         first = await answers.next(state.settings.ping_seconds)
         events = _events(http, task, answers, record, first)
-        return EventStream(events, stack.pop_all(), body.headers)
+        return EventStream(events, stack.pop_all(), task.body.headers)
     raise AssertionError("nothing in the block suppresses exceptions")
 
 
@@ -149,12 +167,14 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     patience = http.app.state.settings.ping_seconds
     try:
+        if opening := task.opening():
+            yield opening
         while True:
             if outputs:
                 if data := task.events(outputs):
                     yield data
             else:
-                yield PING
+                yield task.ping
             if answers.over:
                 break
             outputs = await answers.next(patience)
@@ -164,6 +184,6 @@ async def _events(
         record.done(CLIENT_LEFT if has_left(http) else found.status, found.message)
         if found.status == 500:
             http.app.state.log.failure(f"{task.path} failed", error)
-        yield event(found.body)
+        yield task.failure(found)
     else:
-        yield task.usage_event() + DONE if task.include_usage else DONE
+        yield task.closing()

@@ -69,7 +69,7 @@ class LimitBody:
             headers={"connection": "close"},
         )
         note_refusal(scope, error)
-        response = error_response(error)
+        response = error_response(error, scope["path"])
         await send({"type": "http.response.start", "status": 413, "headers": response.raw_headers})
         await send({"type": "http.response.body", "body": response.body, "more_body": True})
         left = LINGER_BYTES

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localinfer import __version__
-from localinfer.server.schemas.errors import ErrorBody
 
 if TYPE_CHECKING:
     from localinfer.server.routes import Endpoint
@@ -27,9 +26,10 @@ async def openapi(http: Request) -> Response:
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """The description as a JSON object."""
-    types = [kind for endpoint in endpoints for kind in (endpoint.request, endpoint.response) if kind is not None]
-    described, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=_REFERENCE)
-    schemas = dict(zip([*types, ErrorBody], described, strict=True))
+    bodies = [(endpoint.request, endpoint.response, endpoint.error) for endpoint in endpoints]
+    types = [kind for kinds in bodies for kind in kinds if kind is not None]
+    described, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    schemas = dict(zip(types, described, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.name, {})[endpoint.method.lower()] = _operation(endpoint, schemas)
@@ -69,7 +69,7 @@ def _operation(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
             "200": {"description": about, "content": content},
             "default": {
                 "description": "What went wrong",
-                "content": {"application/json": {"schema": schemas[ErrorBody]}},
+                "content": {"application/json": {"schema": schemas[endpoint.error]}},
             },
         },
     }

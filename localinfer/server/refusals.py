@@ -53,4 +53,4 @@ def note_refusal(scope: Scope, error: ApiError) -> None:
 async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answers with the error, and reports it."""
     note_refusal(scope, error)
-    await error_response(error)(scope, receive, send)
+    await error_response(error, scope["path"])(scope, receive, send)

@@ -9,10 +9,18 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localinfer.server import chat, completions, embeddings, models, openapi, status, tokens
+from localinfer.server import anthropic, chat, completions, embeddings, models, openapi, status, tokens
+from localinfer.server.schemas.anthropic import (
+    AnthropicError,
+    AnthropicMessage,
+    CountTokensRequest,
+    MessagesRequest,
+    TokenCount,
+)
 from localinfer.server.schemas.chat import ChatCompletion, ChatCompletionRequest
 from localinfer.server.schemas.completions import CompletionRequest, TextCompletion
 from localinfer.server.schemas.embeddings import EmbeddingRequest, EmbeddingResponse
+from localinfer.server.schemas.errors import ErrorBody
 from localinfer.server.schemas.models import ModelCard, ModelList
 from localinfer.server.schemas.status import Health, Props, Slot, Welcome
 from localinfer.server.schemas.tokens import (
@@ -43,6 +51,7 @@ class Endpoint:
     streams: bool = False  # whether `"stream": true` makes it answer with server-sent events
     query: tuple[tuple[str, str], ...] = ()
     media_type: str = "application/json"  # of the answer
+    error: Any = ErrorBody  # the body of an answer that is an error
 
     @property
     def name(self) -> str:
@@ -83,6 +92,25 @@ ENDPOINTS = (
         "Make vectors of texts",
         EmbeddingRequest,
         EmbeddingResponse,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/messages",
+        anthropic.create,
+        "Answer a conversation, in Anthropic's protocol",
+        MessagesRequest,
+        AnthropicMessage,
+        streams=True,
+        error=AnthropicError,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/messages/count_tokens",
+        anthropic.count_tokens,
+        "Count the tokens of a conversation",
+        CountTokensRequest,
+        TokenCount,
+        error=AnthropicError,
     ),
     Endpoint("GET", "/v1/models", models.list_all, "List what is served", response=ModelList),
     Endpoint("GET", "/v1/models/{model:path}", models.one, "Describe a model", response=ModelCard),

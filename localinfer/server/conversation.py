@@ -1,0 +1,45 @@
+"""What the endpoints that answer conversations have in common, whatever their fields are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from localinfer.engine.thread import Job
+from localinfer.server.answers import AnswerForm
+from localinfer.server.errors import invalid
+from localinfer.server.generation import Task
+from localinfer.server.parameters import room_for_answer, sampling_params
+from localinfer.server.schemas.chat import ChatCompletionRequest
+
+
+class Conversation(Task[ChatCompletionRequest]):
+    """One conversation to be answered. Its fields are those of /v1/chat/completions, perhaps translated."""
+
+    form: AnswerForm  # set by `ask`
+
+    def ask(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] | None, variables: Mapping[str, Any]
+    ) -> list[Job]:
+        """The engine's job for these messages, as the chat template gets them. ApiError for what makes no sense."""
+        fields, llm = self.fields, self.model.llm
+        self.form = AnswerForm(fields, tools, llm)
+        prompt = llm.chat_tokens(messages, {**variables, **self.form.variables})
+        self.form.look_at(prompt)
+        wanted = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+        if fields.top_logprobs and not fields.logprobs:
+            raise invalid("top_logprobs: it needs logprobs to be true", param="top_logprobs")
+        params = sampling_params(
+            fields,
+            llm.chat_defaults,
+            room_for_answer(len(prompt), llm.context, wanted, "messages"),
+            logprobs=bool(fields.logprobs),
+            top_logprobs=fields.top_logprobs or 0,
+        )
+        if (calls := self.form.grammar()) is not None:
+            if params.grammar is not None:
+                words = "tool_choice: an answer cannot be a call and have a format of its own"
+                raise invalid(words, param="tool_choice")
+            params = params.changed(grammar=calls)
+        self.prepare(params)
+        return [Job(prompt, params, self.form.decoder(self.skip_special), fields.priority or 0)]
