@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import struct
@@ -24,6 +25,8 @@ from localinfer.checkpoints.config import FAMILIES, describe
 from localinfer.checkpoints.names import NORMS_AROUND, NORMS_LESS_ONE, PAIRS_ADJACENT
 from localinfer.checkpoints.spool import Spool, SpooledTensor, spool_folder
 from localinfer.checkpoints.values import float_rows
+from localinfer.cli.main import execute
+from localinfer.cli.serve import plan_models
 from localinfer.errors import FormatError, LocalInferError, UnsupportedError
 from localinfer.formats.gguf import open_gguf
 from localinfer.formats.model_file import ModelFile
@@ -611,3 +614,57 @@ def test_a_folder_talks(tmp_path: Path) -> None:
             answer = llm.chat([{"role": "user", "content": "Hello"}], max_tokens=5, temperature=0.0)
             assert answer.finish_reason in ("length", "stop")
             assert llm.tokenizer.eos_id in llm.tokenizer.stop_ids
+
+
+PRESIDENTS = Path(__file__).parent / "data" / "presidents-1m"
+
+
+def test_show_and_run_and_bench_take_a_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    assert execute(["show", str(PRESIDENTS), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["paths"] == [str(PRESIDENTS / "model.safetensors")]
+    assert shown["context_length"] == 512
+    assert [row["type"] for row in shown["tensors"]] == ["BF16"]
+    assert shown["memory_plan"]["parts"]["weights"] == pytest.approx(shown["tensors"][0]["bytes"], rel=0.01)
+    assert execute(["show", str(PRESIDENTS), "--quant", "q8_0", "--json"]) == 0
+    quantized = json.loads(capsys.readouterr().out)
+    assert [row["type"] for row in quantized["tensors"]] == ["Q8_0", "BF16"]
+    assert quantized["memory_plan"]["parts"]["weights"] < 0.6 * shown["memory_plan"]["parts"]["weights"]
+
+    run_it = ["run", str(PRESIDENTS), "The President of the United", "--raw", "--max-tokens", "2"]
+    for more in ([], ["--quant", "q8_0"]):
+        assert execute([*run_it, *more]) == 0
+        assert capsys.readouterr().out.strip().startswith("States")
+
+    assert execute(["bench", str(PRESIDENTS), "-p", "8", "-n", "2", "-r", "1", "--quant", "q4_0", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["settings"]["quant"] == "q4_0"
+    assert report["model"]["name"] == "presidents-1m"
+
+
+def test_clients_call_a_folder_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "Some-1.5B"
+    folder.symlink_to(PRESIDENTS)
+    monkeypatch.chdir(tmp_path)
+    options = {"kv_type": "f16", "quant": "q8_0", "threads": 1, "max_sequences": 1, "kv_tokens": 0}
+    for name in ("Some-1.5B", "./Some-1.5B/", str(folder)):
+        (source,) = plan_models([name], {}, 64, options | {"backend": "auto", "draft": None})
+        assert source.name == "Some-1.5B"
+
+
+def test_memory_is_as_planned_for_a_folder() -> None:
+    """In a process of its own: what was held before is part of the plan."""
+    code = (
+        "import sys\n"
+        "from localinfer.cli.bench import bench\n"
+        "report = bench(sys.argv[1], prompts=[8], decodes=[2], depths=[0], rounds=1, threads=1, backend_name='cpu',\n"
+        "    kv_type='f16', quant=sys.argv[2])\n"
+        "print(report['peak_memory'] / report['memory_plan']['total'])\n"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code, str(PRESIDENTS), ""], capture_output=True, text=True, check=True
+    )
+    assert float(output.stdout) == pytest.approx(1, abs=0.05)
