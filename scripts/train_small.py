@@ -6,10 +6,10 @@ A sensible model that anyone can make in minutes (1m) or an hour (10m) on two co
 carry (public_text.py): a source for quantizers and verifiers that no licence and no download server stands before.
 All matrices have columns in multiples of 256, as block formats want them.
 
-Every `--save-minutes` the state goes to FOLDER/state.safetensors; the same command goes on from there, and ends with
-the weights that an uninterrupted run ends with (same machine, same number of threads). The learning rate is constant
-until the last 30 % of the steps, where it falls to 0; the state before that is kept in FOLDER/stable.safetensors, and
-the same command with more `--steps` goes on from it.
+Every `--save-minutes` the state goes to FOLDER/training/state.safetensors; the same command goes on from there, and
+ends with the weights that an uninterrupted run ends with (same machine, same number of threads). The learning rate is
+constant until the last 30 % of the steps, where it falls to 0; the state before that is kept in training/
+stable.safetensors, and the same command with more `--steps` goes on from it. Delete FOLDER/training when all is done.
 
 Weights are saved in bfloat16: what public checkpoints carry, and half the bytes. The losses that README.md in FOLDER
 and the last line give are those of the saved weights on documents that were not trained on.
@@ -238,41 +238,36 @@ class Trainer:
         return True
 
 
-def train(trainer: Trainer, windows: Windows, held_out: Tensor, folder: Path, save_minutes: float) -> list[dict]:
-    """Go on from FOLDER's states, if any, to the last step. Rows of what was printed."""
+def train(trainer: Trainer, windows: Windows, held_out: Tensor, folder: Path, save_minutes: float) -> None:
+    """Go on from FOLDER's states, if any, to the last step; print how the loss falls."""
+    states = folder / "training"
+    states.mkdir(parents=True, exist_ok=True)
     for name in ("state.safetensors", "stable.safetensors"):
-        if (folder / name).exists() and trainer.restore(folder / name):
+        if (states / name).exists() and trainer.restore(states / name):
             print(f"goes on from step {trainer.step} ({name})", flush=True)
             break
     print(f"{'step':>6} {'minutes':>8} {'tokens':>11} {'rate':>9} {'loss':>7} {'held-out':>9}", flush=True)
     began = saved = time.monotonic()
-    rows: list[dict] = []
     losses: list[float] = []
     every = max(trainer.steps // 20, 1)
     while trainer.step < trainer.steps:
         if trainer.step == decay_start(trainer.steps):
-            trainer.save(folder / "stable.safetensors")
+            trainer.save(states / "stable.safetensors")
         losses.append(trainer.advance(*windows.at(trainer.step)))
         if trainer.step % every == 0 or trainer.step == trainer.steps:
-            row = {
-                "step": trainer.step,
-                "minutes": round((time.monotonic() - began) / 60, 2),
-                "tokens": trainer.step * windows.batch * windows.context,
-                "loss": round(sum(losses) / len(losses), 4),
-                "held_out": round(evaluate(trainer.model, held_out, trainer.size, PROGRESS_WINDOWS), 4),
-            }
+            minutes = (time.monotonic() - began) / 60
+            tokens = trainer.step * windows.batch * windows.context
             rate = rate_at(trainer.step - 1, trainer.steps, trainer.size.rate)
+            loss = sum(losses) / len(losses)
+            held_out_loss = evaluate(trainer.model, held_out, trainer.size, PROGRESS_WINDOWS)
             print(
-                f"{row['step']:>6} {row['minutes']:>8} {row['tokens']:>11,} {rate:>9.2e} {row['loss']:>7} "
-                f"{row['held_out']:>9}",
+                f"{trainer.step:>6} {minutes:>8.2f} {tokens:>11,} {rate:>9.2e} {loss:>7.4f} {held_out_loss:>9.4f}",
                 flush=True,
             )
-            rows.append(row)
             losses.clear()
         if time.monotonic() - saved > save_minutes * 60 or trainer.step == trainer.steps:
-            trainer.save(folder / "state.safetensors")
+            trainer.save(states / "state.safetensors")
             saved = time.monotonic()
-    return rows
 
 
 def export(model: LlamaForCausalLM, tokenizer: Tokenizer, size: Size, folder: Path) -> None:
@@ -347,7 +342,6 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it, and it takes time
-    options.folder.mkdir(parents=True, exist_ok=True)
 
     everything = documents(options.texts)
     training = [document.text for document in everything if not document.held_out]

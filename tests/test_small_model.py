@@ -130,6 +130,15 @@ def test_an_archive_with_another_hash_is_refused(script: Any, tmp_path: Path) ->
 # The trainer
 
 
+def test_help_says_how_to_run_it(
+    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train_small.py", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        script.main()
+    assert "python scripts/train_small.py FOLDER" in capsys.readouterr().out
+
+
 def test_a_tokenizer_is_a_function_of_its_text(script: Any) -> None:
     one, two = (script.train_tokenizer([WORDS * 20], 300) for _ in range(2))
     assert one.to_str() == two.to_str()
@@ -182,7 +191,6 @@ def run(script: Any, folder: Path, steps: int, stop_at: int | None = None) -> An
         return float(advance(*batch))
 
     trainer.advance = breaking
-    folder.mkdir(exist_ok=True)
     if stop_at is None:
         script.train(trainer, windows, tokens, folder, save_minutes=0)
     else:
@@ -232,7 +240,7 @@ def test_training_learns_and_the_export_is_what_was_trained(script: Any, tmp_pat
     for name, weight in loaded.named_parameters():
         assert torch.equal(weight, weights(trainer)[name]), name
     assert AutoTokenizer.from_pretrained(tmp_path)(WORDS).input_ids == tokenizer.encode(WORDS).ids
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.rglob("*.part"))
 
 
 # In localinfer
