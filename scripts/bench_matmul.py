@@ -68,7 +68,12 @@ class Matrix:
         row_bytes = self.type.row_bytes(COLUMNS)
         raw = np.random.default_rng(0).integers(0, 0x38, 64 * row_bytes, np.uint8)  # any two bytes: a small half
         if not self.type.in_gguf:
-            raw.reshape(-1, self.type.block_bytes)[:, :4] = np.array([0.01], np.float32).view(np.uint8)
+            blocks = raw.reshape(-1, self.type.block_bytes)
+            blocks[:, :4] = np.array([0.01], np.float32).view(np.uint8)
+            if name.startswith("F8"):  # as weights are distributed: how many are small decides how they are read
+                weights = np.random.default_rng(0).normal(0, 448 / 4.5 / 256, (len(blocks), self.type.block_size))
+                bits = weights.astype(np.float16).view(np.uint16)
+                blocks[:, 4:] = bits >> 8 & 0x80 | bits >> 7 & 0x7F
         part = np.zeros(8 * self.group_bytes + 64, np.uint8)
         part = part[-part.ctypes.data % 64 :][: 8 * self.group_bytes]
         begin = time.perf_counter()

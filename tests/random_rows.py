@@ -46,6 +46,9 @@ def random_rows(type_name: str, rows: int, cols: int, seed: int = 0) -> Array:
         raw[..., 55] |= 0x20
     if not type_.in_gguf:  # a float32 scale comes first
         raw[..., :4] = (random.standard_normal((*raw.shape[:2], 1)) * 0.01).astype(np.float32).view(np.uint8)
+    if type_name.startswith("F8"):  # half of the blocks have no small numbers, which other code reads
+        normal = (np.arange(rows)[:, None] // 8 + np.arange(raw.shape[1])) % 2 == 0
+        raw[..., 4:] |= np.where(normal, 8, 0).astype(np.uint8)[..., None]
     for offset in HALF_OFFSETS.get(type_name, ()):
         scales = (random.standard_normal(raw.shape[:2]) * 0.01).astype(np.float16)
         raw[..., offset : offset + 2] = scales[..., None].view(np.uint8)

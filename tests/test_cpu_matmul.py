@@ -61,7 +61,8 @@ class Weights:
         self.isa, self.type, self.raw, self.cols, self.rows = isa.encode(), TYPES[type_name], raw, cols, raw.shape[0]
         self.group_bytes = int(LIBRARY.li_matmul_group_bytes(self.isa, self.type.id, cols))
         assert self.group_bytes % 64 == 0
-        assert self.group_bytes - 64 < 8 * raw.shape[1] <= self.group_bytes
+        bits = (cols // 32 + 7) // 8 if type_name.startswith("F8") else 0
+        assert self.group_bytes - 64 < 8 * raw.shape[1] + bits <= self.group_bytes
         self.groups = (self.rows + 7) // 8
         self.packed = aligned(self.groups * self.group_bytes)
         done = LIBRARY.li_matmul_pack(
@@ -202,6 +203,17 @@ def contract(type_name: str, raw: Array, x: Array) -> Array:
     """y [tokens, rows], bit for bit."""
     shape = (len(x), len(raw))
     acc = np.zeros(shape, np.float32)
+    if type_name.startswith("F8"):
+        blocks = raw.reshape(len(raw), -1, TYPES[type_name].block_bytes)
+        d = np.ascontiguousarray(blocks[..., :4]).view(np.float32)[..., 0] * np.float32(256)
+        codes = blocks[..., 4:].reshape(len(raw), -1).astype(np.uint16)
+        small = ((codes & 0x80) << 8 | (codes & 0x7F) << 7).view(np.float16).astype(np.float32)
+        for start in range(0, x.shape[1], 32):
+            t = np.zeros(shape, np.float32)
+            for k in range(start, start + 32):
+                t = fma(small[None, :, k], x[:, None, k], t)
+            acc = fma(d[None, :, start // TYPES[type_name].block_size], t, acc)
+        return acc
     if type_name not in INTEGER_TYPES:
         w = dequantized(type_name, raw, x.shape[1])
         for k in range(x.shape[1]):

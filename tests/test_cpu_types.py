@@ -5,6 +5,7 @@ What one load installs (code books) stays for the process, so only a fresh one s
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from gguf_files import write_gguf
 from localinfer.engine.plan import Wishes, make_plan
+from localinfer.errors import UnsupportedError
 from localinfer.formats.gguf import open_gguf
 from localinfer.kernels.base import batch_of
 from localinfer.kernels.reference.backend import ReferenceBackend
@@ -88,7 +90,7 @@ def write_model(path: Path, type_name: str) -> Path:
     )
 
 
-@pytest.mark.parametrize("type_name", sorted(DEQUANTIZERS))
+@pytest.mark.parametrize("type_name", sorted(name for name in DEQUANTIZERS if TYPES[name].in_gguf))
 def test_a_model_of_each_type_runs_in_a_fresh_process(tmp_path: Path, type_name: str) -> None:
     path = write_model(tmp_path / "model.gguf", type_name)
     done = subprocess.run(
@@ -104,3 +106,15 @@ def test_a_model_of_each_type_runs_in_a_fresh_process(tmp_path: Path, type_name:
     assert expected.std() > 0
     tolerance = INTEGER_TOLERANCE if type_name in INTEGER_TYPES else TOLERANCE
     assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("type_name", sorted(name for name in DEQUANTIZERS if not TYPES[name].in_gguf))
+def test_types_of_our_own_are_refused_in_a_gguf_file(tmp_path: Path, type_name: str) -> None:
+    path = write_gguf(tmp_path / "model.gguf", {}, {"one.weight": (random_rows("Q8_0", 4, WIDTH), "Q8_0")})
+    file = bytearray(path.read_bytes())
+    at = file.index(b"one.weight") + len(b"one.weight") + 4 + 2 * 8  # behind the number of dimensions, and those
+    assert struct.unpack_from("<I", file, at) == (TYPES["Q8_0"].id,)
+    struct.pack_into("<I", file, at, TYPES[type_name].id)
+    path.write_bytes(file)
+    with pytest.raises(UnsupportedError, match=f"one.weight is of type {TYPES[type_name].id}, which is not known"):
+        open_gguf(path)

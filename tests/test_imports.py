@@ -56,6 +56,7 @@ INTEGERS_ONLY = {f"engine.{n}" for n in ("draft_control", "kv", "ngram", "schedu
 # Third-party packages that may be imported as soon as a module is (which is itself imported late, but for the first).
 SERVER = {"starlette", "uvicorn", "msgspec", "prometheus_client"}
 AT_ONCE = {
+    "checkpoints.quantized": {"numpy"},
     "cli": {"typer"},
     "kernels.reference": {"torch", "numpy"},
     "server": SERVER,

@@ -41,7 +41,7 @@ from localinfer.kernels.types import TYPES
 native = library()
 install_codebooks(native, TYPES)
 for name, kind in TYPES.items():
-    if native.li_cpu_group_bytes(None, kind.id, 768):
+    if kind.in_gguf and native.li_cpu_group_bytes(None, kind.id, 768):
         print("integer" if native.li_cpu_integer_type(None, kind.id) else "other", name)
 """
 

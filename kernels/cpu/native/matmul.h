@@ -24,6 +24,8 @@
 //   Q6_K         per block of 256, over its 16 sub-blocks g of 16 with int8 sc[g], u = stored 6 bits:
 //                t = fma(float(i(g) * sc[g]), a[g], t);  v = fma(float(sc[g]), s16[g], v)
 //                acc = fma(d, t, acc);  acc = fma(-32 * d, v, acc)
+//   F8_n         per 32 of a block of n, with the 8-bit floats as e / 256 (see kernels/reference/dequantize.py):
+//                t = fma(e[k] / 256, x[k], t), t = 0 at the start;  acc = fma(256 * d, t, acc)
 //   all others   float weights w[n, k] (dequantized as kernels/reference/dequantize.py does): acc = fma(w, x[k], acc)
 // and at the end y = acc, or acc + bias[n] if there is a bias.
 #pragma once

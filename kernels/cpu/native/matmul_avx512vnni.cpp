@@ -4,6 +4,7 @@
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #include <cstring>
+#include <type_traits>
 
 // GCC 12 warns of its own _mm512_undefined_ps when _mm512_cvtepi32_ps is inlined.
 #pragma GCC diagnostic ignored "-Wuninitialized"

@@ -201,37 +201,33 @@ void pack_blocks(const uint8_t* source, size_t row_bytes, int rows, int32_t bloc
             pack_row(source + row * row_bytes + static_cast<size_t>(b) * (sizeof(Block) / 8), row, out[b]);
 }
 
-// Row r's byte k to row k's byte r, in three rounds of exchanges.
-inline void transpose_bytes(uint64_t (&rows)[8]) {
-    constexpr uint64_t masks[3] = {0x00000000ffffffff, 0x0000ffff0000ffff, 0x00ff00ff00ff00ff};
-    for (int round = 0; round < 3; round++) {
-        const int distance = 4 >> round, shift = 8 * distance;
-        for (int i = 0; i < 8; i++) {
-            if (i & distance)
-                continue;
-            const uint64_t x = ((rows[i] >> shift) ^ rows[i + distance]) & masks[round];
-            rows[i + distance] ^= x;
-            rows[i] ^= x << shift;
-        }
-    }
+// Whether one of 8 floats of 8 bits has a zero in its exponent field.
+inline bool has_small_exponent(uint64_t bytes) {
+    const uint64_t exponents = bytes & 0x7878787878787878;
+    return ((exponents - 0x0101010101010101) & ~exponents & 0x8080808080808080) != 0;
 }
 
 template <int Subs>
-void pack_small_floats(const uint8_t* source, size_t row_bytes, int rows, int32_t blocks, uint8_t* group) {
+void pack_small_floats(const uint8_t* source, size_t row_bytes, int rows, int32_t cols, uint8_t* group) {
     auto* out = reinterpret_cast<PackedF8<Subs>*>(group);
-    for (int32_t b = 0; b < blocks; b++, source += sizeof(*out) / 8)
+    uint8_t* normal = group + static_cast<size_t>(cols / (32 * Subs)) * sizeof(*out);
+    std::memset(normal, 0, (cols / 32 + 7) / 8);
+    for (int32_t b = 0; b < cols / (32 * Subs); b++, source += sizeof(*out) / 8) {
         for (int row = 0; row < rows; row++)
             std::memcpy(&out[b].d[row], source + row * row_bytes, 4);
-    source -= blocks * (sizeof(*out) / 8);
-    for (int32_t b = 0; b < blocks; b++, source += sizeof(*out) / 8)
-        for (int k = 0; k < 32 * Subs; k += 8) {
-            uint64_t bytes[8] = {};
-            for (int row = 0; row < rows; row++)
-                bytes[row] = load_long(source + row * row_bytes + 4 + k);
-            transpose_bytes(bytes);
-            for (int i = 0; i < 8; i++)
-                std::memcpy(out[b].sub[k / 32].q[0] + small_float_at(k % 32 + i, 0), &bytes[i], 8);
+        for (int s = 0; s < Subs; s++) {
+            bool small = false;
+            for (int row = 0; row < rows; row++) {
+                const uint8_t* from = source + row * row_bytes + 4 + 32 * s;
+                for (int c = 0; c < 8; c++)
+                    std::memcpy(&out[b].sub[s].q[c][4 * row], from + 4 * c, 4);
+                for (int i = 0; i < 32; i += 8)
+                    small |= has_small_exponent(load_long(from + i));
+            }
+            const int32_t sub = b * Subs + s;
+            normal[sub / 8] = static_cast<uint8_t>(normal[sub / 8] | (small ? 0 : 1) << (sub % 8));
         }
+    }
 }
 
 template <class Element>
@@ -307,18 +303,7 @@ template <int Subs>
 void unpack(const PackedF8<Subs>& b, int row, float* out) {
     const float d = 256.0f * b.d[row];
     for (int k = 0; k < 32 * Subs; k++)
-        out[k] = d * small_float(b.sub[k / 32].q[0][small_float_at(k % 32, row)]);
-}
-
-// Weights [begin, end), whole blocks, of 8 rows: out[k - begin][8].
-template <int Subs>
-void small_float_panel(const uint8_t* data, int32_t begin, int32_t end, float* out) {
-    for (int32_t k = begin; k < end; k++)
-        for (int row = 0; row < kGroupRows; row++) {
-            const auto& block = reinterpret_cast<const PackedF8<Subs>*>(data)[k / (32 * Subs)];
-            const uint8_t bits = block.sub[k / 32 % Subs].q[0][small_float_at(k % 32, row)];
-            *out++ = 256.0f * block.d[row] * small_float(bits);
-        }
+        out[k] = d * small_float(b.sub[k / 32].q[k % 32 / 4][4 * row + k % 4]);
 }
 
 template <class Block, class Weight>
@@ -385,7 +370,9 @@ size_t common_group_bytes(int32_t type, int32_t cols) {
     const int32_t block_bytes = fast ? fast->block_bytes : generic_block_bytes(type);
     if (block_size == 0 || cols <= 0 || cols % block_size != 0)
         return 0;
-    const size_t bytes = static_cast<size_t>(cols / block_size) * block_bytes * kGroupRows;
+    size_t bytes = static_cast<size_t>(cols / block_size) * block_bytes * kGroupRows;
+    if (type == kF8_32 || type == kF8_128)
+        bytes = normal_bits_at(type, cols) + (cols / 32 + 7) / 8;
     return (bytes + 63) / 64 * 64;
 }
 
@@ -420,9 +407,9 @@ void common_pack_group(int32_t type, const uint8_t* source, size_t row_bytes, in
     case kI4_128:
         return pack_blocks<PackedI4<4>>(source, row_bytes, rows, cols / 128, group);
     case kF8_32:
-        return pack_small_floats<1>(source, row_bytes, rows, cols / 32, group);
+        return pack_small_floats<1>(source, row_bytes, rows, cols, group);
     case kF8_128:
-        return pack_small_floats<4>(source, row_bytes, rows, cols / 128, group);
+        return pack_small_floats<4>(source, row_bytes, rows, cols, group);
     case kF32:
         return pack_elements<uint32_t>(source, row_bytes, rows, cols, group);
     case kF16:
@@ -491,10 +478,6 @@ void common_float_panel(const PackedMatrix& w, int group, int32_t begin, int32_t
             *out++ = element(w.type, data, i);
         return;
     }
-    if (w.type == kF8_32)
-        return small_float_panel<1>(data, begin, end, out);
-    if (w.type == kF8_128)
-        return small_float_panel<4>(data, begin, end, out);
     const int32_t block_size = generic_block_size(w.type), block_bytes = generic_block_bytes(w.type);
     const size_t bytes = static_cast<size_t>(w.cols / block_size) * block_bytes;
     float values[256];

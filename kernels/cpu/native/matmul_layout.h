@@ -5,8 +5,8 @@
 //   low[c]   low nibble: k = 4c + i, high nibble: k = 16 + 4c + i        (the low 4 bits of a weight)
 //   high     one bit per weight (5-bit types): bit c: k = 4c + i, bit 4 + c: k = 16 + 4c + i
 //   high[h]  two bits per weight (Q6_K): bits 2c, 2c + 1: k = 16h + 4c + i
-//   q[c]     c = 0 ... 7, k = 4c + i                                     (Q8_0, I8)
-// Floats of 8 bits have, in a vector, 4 consecutive k, in the order 0 2 1 3, of 8 rows each: byte 8 * i + r.
+//   q[c]     c = 0 ... 7, k = 4c + i                                     (Q8_0, I8, F8)
+// Groups of F8 end with a bit per 32 k: whether all weights have an exponent field that is not zero.
 // F32, F16, BF16 are stored as [k][8 rows]; every other type as 8 GGUF rows, one after the other.
 #pragma once
 
@@ -108,6 +108,20 @@ static_assert(sizeof(PackedQ4_0) == 8 * 18 && sizeof(PackedQ4_1) == 8 * 20 && si
 static_assert(sizeof(PackedQ5_1) == 8 * 24 && sizeof(PackedQ8_0) == 8 * 34 && sizeof(PackedQ4_K) == 8 * 144, "");
 static_assert(sizeof(PackedQ5_K) == 8 * 176 && sizeof(PackedQ6_K) == 8 * 210, "");
 
+// How many sub-blocks of 32 weights share a scale in a type of our own.
+static inline int shared_subs(int32_t type) {
+    switch (type) {
+    case kI4_64:
+        return 2;
+    case kI8_128:
+    case kI4_128:
+    case kF8_128:
+        return 4;
+    default:
+        return 1;
+    }
+}
+
 // Bit patterns of the largest |x| in a group of 16 activations: below the first, 127 / max would overflow and the
 // group is zero; above the second it holds an infinity or a NaN and its scale is NaN.
 constexpr uint32_t kSmallestMagnitudeBits = (127 - 119) << 23; // 2^-119
@@ -152,10 +166,13 @@ static inline float small_float(uint8_t bits) {
     return half_to_float(static_cast<uint16_t>((bits & 0x80) << 8 | (bits & 0x7f) << 7));
 }
 
-// Where k (0 ... 31) of a row of a sub-block of PackedF8 lies in its 256 bytes.
-static inline int small_float_at(int k, int row) {
-    constexpr int place[4] = {0, 2, 1, 3};
-    return k / 4 * 32 + 8 * place[k % 4] + row;
+// Where the bits of a group of F8 begin, and whether that of 32 k is set.
+static inline size_t normal_bits_at(int32_t type, int32_t cols) {
+    const int subs = shared_subs(type);
+    return static_cast<size_t>(cols) * 8 + static_cast<size_t>(cols / (32 * subs)) * sizeof(PackedF8<1>::d);
+}
+static inline bool all_normal(const uint8_t* bits, int32_t sub) {
+    return bits[sub / 8] >> (sub % 8) & 1;
 }
 
 // The 6-bit scale and min of sub-block `sub` of row `row`, from the packed scale words of a Q4_K or Q5_K block.

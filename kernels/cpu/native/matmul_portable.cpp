@@ -249,6 +249,28 @@ void multiply_float(const PackedMatrix& w, const Activations& a, int first, int 
     }
 }
 
+template <int Subs>
+void multiply_small_floats(const PackedMatrix& w, const Activations& a, int first, int tokens, int group,
+                           float acc[][8]) {
+    const auto* blocks = reinterpret_cast<const PackedF8<Subs>*>(w.data + group * w.group_bytes);
+    for (int32_t b = 0; b < w.cols / 32; b++) {
+        const auto& block = blocks[b / Subs];
+        float weights[32][8];
+        for (int k = 0; k < 32; k++)
+            for (int row = 0; row < 8; row++)
+                weights[k][row] = small_float(block.sub[b % Subs].q[k / 4][4 * row + k % 4]);
+        for (int t = 0; t < tokens; t++) {
+            const float* x = a.x + (first + t) * a.x_stride + 32 * b;
+            for (int row = 0; row < 8; row++) {
+                float sum = 0;
+                for (int k = 0; k < 32; k++)
+                    sum = std::fmaf(weights[k][row], x[k], sum);
+                acc[t][row] = std::fmaf(256.0f * block.d[row], sum, acc[t][row]);
+            }
+        }
+    }
+}
+
 using MultiplyTile = void (*)(const PackedMatrix&, const Activations&, int first, int tokens, int group,
                               float acc[][8]);
 
@@ -280,6 +302,10 @@ MultiplyTile tile_function(int32_t type) {
         return multiply_simple<PackedI4<2>, true, 2>;
     case kI4_128:
         return multiply_simple<PackedI4<4>, true, 4>;
+    case kF8_32:
+        return multiply_small_floats<1>;
+    case kF8_128:
+        return multiply_small_floats<4>;
     default:
         return multiply_float;
     }

@@ -148,7 +148,26 @@ LI_INLINE void unpack_signed(const int8_t (*q)[32], __m256i* w) {
         w[c] = _mm256_xor_si256(load(q[c]), flip);
 }
 
-// ---- formats: how a block of kSubs times 32 k is unpacked, and its float factors
+// ---- formats: how a block is unpacked, and its float factors
+
+// Sub-blocks of 32 k in a block of a matrix: how many share a scale. Known to the compiler but for types of our own.
+template <class Format>
+LI_INLINE int subs_of(const PackedMatrix& w) {
+    if constexpr (Format::kShared)
+        return shared_subs(w.type);
+    else
+        return 1;
+}
+template <class Format>
+LI_INLINE size_t block_bytes(int subs) {
+    return sizeof(typename Format::Block) + (subs - 1) * sizeof(typename Format::Sub);
+}
+// Sub-block `sub` of a block that is declared as having one.
+template <class Block>
+LI_INLINE const auto& sub_of(const Block& b, int sub) {
+    const auto* subs = reinterpret_cast<const char*>(&b) + offsetof(Block, sub);
+    return reinterpret_cast<const std::remove_reference_t<decltype(b.sub[0])>*>(subs)[sub];
+}
 
 LI_INLINE __m256 load_scale(const uint16_t* d) {
     return load_halves(d);
@@ -168,7 +187,8 @@ LI_INLINE __m256 zero_offset(const int8_t* zero, __m256 d) {
 
 struct FormatQ4_0 {
     using Block = PackedQ4_0;
-    static constexpr int kSubs = 1;
+    using Sub = Block;
+    static constexpr bool kShared = false;
     static constexpr Weight kWeight = Weight::u4;
     static constexpr bool kMin = true;
     LI_INLINE void unpack(const Block& b, int, __m256i* w) { unpack_nibbles(b.low, w); }
@@ -176,7 +196,8 @@ struct FormatQ4_0 {
 };
 struct FormatQ4_1 {
     using Block = PackedQ4_1;
-    static constexpr int kSubs = 1;
+    using Sub = Block;
+    static constexpr bool kShared = false;
     static constexpr Weight kWeight = Weight::u4;
     static constexpr bool kMin = true;
     LI_INLINE void unpack(const Block& b, int, __m256i* w) { unpack_nibbles(b.low, w); }
@@ -184,7 +205,8 @@ struct FormatQ4_1 {
 };
 struct FormatQ5_0 {
     using Block = PackedQ5_0;
-    static constexpr int kSubs = 1;
+    using Sub = Block;
+    static constexpr bool kShared = false;
     static constexpr Weight kWeight = Weight::u5;
     static constexpr bool kMin = true;
     LI_INLINE void unpack(const Block& b, int, __m256i* w) { unpack_five(b.low, b.high, w); }
@@ -192,7 +214,8 @@ struct FormatQ5_0 {
 };
 struct FormatQ5_1 {
     using Block = PackedQ5_1;
-    static constexpr int kSubs = 1;
+    using Sub = Block;
+    static constexpr bool kShared = false;
     static constexpr Weight kWeight = Weight::u5;
     static constexpr bool kMin = true;
     LI_INLINE void unpack(const Block& b, int, __m256i* w) { unpack_five(b.low, b.high, w); }
@@ -200,29 +223,30 @@ struct FormatQ5_1 {
 };
 struct FormatQ8_0 {
     using Block = PackedQ8_0;
-    static constexpr int kSubs = 1;
+    using Sub = Block;
+    static constexpr bool kShared = false;
     static constexpr Weight kWeight = Weight::s8;
     static constexpr bool kMin = false;
     LI_INLINE void unpack(const Block& b, int, __m256i* w) { unpack_signed(b.q, w); }
     LI_INLINE __m256 min(const Block&, __m256 d) { return d; }
 };
 
-template <int Subs>
 struct FormatI8 {
-    using Block = PackedI8<Subs>;
-    static constexpr int kSubs = Subs;
+    using Block = PackedI8<1>;
+    using Sub = std::remove_extent_t<decltype(Block::sub)>;
+    static constexpr bool kShared = true;
     static constexpr Weight kWeight = Weight::s8;
     static constexpr bool kMin = true;
-    LI_INLINE void unpack(const Block& b, int sub, __m256i* w) { unpack_signed(b.sub[sub].q, w); }
+    LI_INLINE void unpack(const Block& b, int sub, __m256i* w) { unpack_signed(sub_of(b, sub).q, w); }
     LI_INLINE __m256 min(const Block& b, __m256 d) { return zero_offset(b.zero, d); }
 };
-template <int Subs>
 struct FormatI4 {
-    using Block = PackedI4<Subs>;
-    static constexpr int kSubs = Subs;
+    using Block = PackedI4<1>;
+    using Sub = std::remove_extent_t<decltype(Block::sub)>;
+    static constexpr bool kShared = true;
     static constexpr Weight kWeight = Weight::u4;
     static constexpr bool kMin = true;
-    LI_INLINE void unpack(const Block& b, int sub, __m256i* w) { unpack_nibbles(b.sub[sub].low, w); }
+    LI_INLINE void unpack(const Block& b, int sub, __m256i* w) { unpack_nibbles(sub_of(b, sub).low, w); }
     LI_INLINE __m256 min(const Block& b, __m256 d) { return zero_offset(b.zero, d); }
 };
 
@@ -270,35 +294,38 @@ template <size_t Bytes> LI_INLINE void prefetch_ahead(const void* block) {
 }
 
 template <class Format, int G, int T>
-LI_INLINE void direct_simple(const uint8_t* const (&data)[G], int32_t blocks, const TileRows<T>& rows,
+LI_INLINE void direct_simple(const uint8_t* const (&data)[G], const PackedMatrix& matrix, const TileRows<T>& rows,
                              __m256 (*acc)[T]) {
     using Block = typename Format::Block;
+    constexpr size_t kSubBytes = Format::kShared ? sizeof(typename Format::Sub) : sizeof(Block);
+    const int subs = subs_of<Format>(matrix);
+    const int32_t blocks = matrix.cols / (32 * subs);
     for (int32_t b = 0; b < blocks; b++) {
         const Block* block[G];
         __m256 d[G], m[G];
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
-            block[g] = reinterpret_cast<const Block*>(data[g]) + b;
-            if (Format::kSubs > 1) {
+            block[g] = reinterpret_cast<const Block*>(data[g] + b * block_bytes<Format>(subs));
+            if constexpr (Format::kShared) {
                 d[g] = load_scale(block[g]->d);
                 m[g] = Format::min(*block[g], d[g]);
             }
         }
 #pragma GCC unroll 1
-        for (int s = 0; s < Format::kSubs; s++) {
+        for (int s = 0; s < subs; s++) {
 #pragma GCC unroll 4
         for (int g = 0; g < G; g++) {
             if constexpr (T > 1)
-                prefetch_ahead<sizeof(Block) / Format::kSubs>(reinterpret_cast<const char*>(block[g]) + s * (sizeof(Block) / Format::kSubs));
+                prefetch_ahead<kSubBytes>(reinterpret_cast<const char*>(block[g]) + s * kSubBytes);
             __m256i w[8];
             Format::unpack(*block[g], s, w);
-            if (Format::kSubs == 1) {
+            if constexpr (!Format::kShared) {
                 d[g] = load_scale(block[g]->d);
                 m[g] = Format::min(*block[g], d[g]);
             }
 #pragma GCC unroll 8
             for (int t = 0; t < T; t++) {
-                const size_t at = (static_cast<size_t>(b) * Format::kSubs + s) * T + t;
+                const size_t at = (static_cast<size_t>(b) * subs + s) * T + t;
                 const int8_t* q = rows.q + 32 * at;
                 const float* scale = rows.scale + 2 * at;
                 const __m256 low = dot<Format::kWeight>(w, q, tile_offset<Format::kWeight>(rows.offset, 2 * at));
@@ -415,21 +442,21 @@ LI_INLINE void direct_q6_k(const uint8_t* const (&data)[G], int32_t blocks, cons
 template <class Format>
 struct Direct {
     template <int G, int T>
-    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const TileRows<T>& rows, __m256 (*acc)[T]) {
-        direct_simple<Format, G, T>(data, cols / (32 * Format::kSubs), rows, acc);
+    LI_INLINE void run(const uint8_t* const (&data)[G], const PackedMatrix& w, const TileRows<T>& rows, __m256 (*acc)[T]) {
+        direct_simple<Format, G, T>(data, w, rows, acc);
     }
 };
 template <class Format>
 struct DirectK {
     template <int G, int T>
-    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const TileRows<T>& rows, __m256 (*acc)[T]) {
-        direct_k<Format, G, T>(data, cols / 256, rows, acc);
+    LI_INLINE void run(const uint8_t* const (&data)[G], const PackedMatrix& w, const TileRows<T>& rows, __m256 (*acc)[T]) {
+        direct_k<Format, G, T>(data, w.cols / 256, rows, acc);
     }
 };
 struct DirectQ6_K {
     template <int G, int T>
-    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const TileRows<T>& rows, __m256 (*acc)[T]) {
-        direct_q6_k<G, T>(data, cols / 256, rows, acc);
+    LI_INLINE void run(const uint8_t* const (&data)[G], const PackedMatrix& w, const TileRows<T>& rows, __m256 (*acc)[T]) {
+        direct_q6_k<G, T>(data, w.cols / 256, rows, acc);
     }
 };
 
@@ -472,7 +499,7 @@ __attribute__((noinline)) void direct_groups(const Output& out, const TileRows<T
         for (int t = 0; t < Tokens; t++)
             acc[g][t] = _mm256_setzero_ps();
     }
-    Kernel::template run<G, Tokens>(data, out.w->cols, rows, acc);
+    Kernel::template run<G, Tokens>(data, *out.w, rows, acc);
 #pragma GCC unroll 4
     for (int g = 0; g < G; g++)
 #pragma GCC unroll 8
@@ -539,14 +566,14 @@ template <class Format>
 struct PanelSimple {
     using Block = typename Format::Block;
     static constexpr Weight kWeight = Format::kWeight;
-    static constexpr int kColumns = 32 * Format::kSubs; // per block
 
-    LI_INLINE void fill(const uint8_t* data, int32_t first, int subs, int side, Panel& panel) {
-        const auto* blocks = reinterpret_cast<const typename Format::Block*>(data) + first;
-        for (int s = 0; s < subs; s++) {
-            const auto& block = blocks[s / Format::kSubs];
+    LI_INLINE int steps(const PackedMatrix& w) { return subs_of<Format>(w); }
+    LI_INLINE size_t bytes(int steps) { return block_bytes<Format>(steps); }
+    LI_INLINE void fill(const uint8_t* data, int count, int steps, int side, Panel& panel) {
+        for (int s = 0; s < count; s++) {
+            const auto& block = *reinterpret_cast<const Block*>(data + s / steps * bytes(steps));
             __m256i w[8];
-            Format::unpack(block, s % Format::kSubs, w);
+            Format::unpack(block, s % steps, w);
             store_weights(w, panel.w[s], side);
             const __m256 d = load_scale(block.d);
             _mm256_store_ps(panel.d[s] + 8 * side, d);
@@ -564,10 +591,11 @@ template <class Format>
 struct PanelK {
     using Block = typename Format::Block;
     static constexpr Weight kWeight = Format::kWeight;
-    static constexpr int kColumns = 256;
 
-    LI_INLINE void fill(const uint8_t* data, int32_t first, int, int side, Panel& panel) {
-        const auto& block = reinterpret_cast<const typename Format::Block*>(data)[first];
+    LI_INLINE int steps(const PackedMatrix&) { return 8; }
+    LI_INLINE size_t bytes(int) { return sizeof(Block); }
+    LI_INLINE void fill(const uint8_t* data, int, int, int side, Panel& panel) {
+        const Block& block = *reinterpret_cast<const Block*>(data);
         const KScales scales = KScales::decode(block.scales);
 #pragma GCC unroll 1
         for (int j = 0; j < 8; j++) {
@@ -589,10 +617,11 @@ struct PanelK {
 struct PanelQ6_K {
     using Block = PackedQ6_K;
     static constexpr Weight kWeight = Weight::u6;
-    static constexpr int kColumns = 256;
 
-    LI_INLINE void fill(const uint8_t* data, int32_t first, int, int side, Panel& panel) {
-        const PackedQ6_K& block = reinterpret_cast<const PackedQ6_K*>(data)[first];
+    LI_INLINE int steps(const PackedMatrix&) { return 8; }
+    LI_INLINE size_t bytes(int) { return sizeof(Block); }
+    LI_INLINE void fill(const uint8_t* data, int, int, int side, Panel& panel) {
+        const Block& block = *reinterpret_cast<const Block*>(data);
 #pragma GCC unroll 1
         for (int j = 0; j < 8; j++) {
             __m256i w[8];
@@ -646,19 +675,18 @@ static_assert(tile_tokens(Weight::u4) <= 6, "run_tiles has no tiles of 6 tokens 
 
 // Asks for the weights of the next panel to be brought to the second-level cache: while the tokens pass over the
 // present one, nothing else would ask. Its groups lie `group_bytes` apart; addresses past the end are harmless.
-template <class Kernel>
-LI_INLINE void prefetch_panel(const uint8_t* data, size_t group_bytes) {
-    constexpr size_t kBytes = kPanelSubs * 32 / Kernel::kColumns * sizeof(typename Kernel::Block);
+LI_INLINE void prefetch_panel(const uint8_t* data, size_t bytes, size_t group_bytes) {
 #pragma GCC unroll 1
-    for (size_t i = 0; i < kBytes; i += 64)
+    for (size_t i = 0; i < bytes; i += 64)
         for (int side = 0; side < kPanelGroups; side++)
             _mm_prefetch(reinterpret_cast<const char*>(data) + side * group_bytes + i, _MM_HINT_T1);
 }
 
 template <class Kernel>
 void panel_tokens(const Output& out, const Rows& rows, int begin, int end) {
-    constexpr int kStep = Kernel::kColumns / 32;
     const int32_t subs = out.w->cols / 32;
+    const int steps = Kernel::steps(*out.w); // sub-blocks of a block
+    const size_t panel_bytes = kPanelSubs / steps * Kernel::bytes(steps);
     Panel panel;
     alignas(64) float acc[kBlockTokens][kPanelRows];
     for (int group = begin; group < end; group += kPanelGroups) {
@@ -667,12 +695,12 @@ void panel_tokens(const Output& out, const Rows& rows, int begin, int end) {
         std::memset(acc, 0, sizeof acc[0] * rows.count);
         for (int32_t first = 0; first < subs; first += kPanelSubs) {
             const int count = subs - first < kPanelSubs ? subs - first : kPanelSubs;
+            const uint8_t* blocks = data + first / steps * Kernel::bytes(steps);
             for (int side = 0; side < kPanelGroups; side++) {
                 const int from = side < sides ? side : sides - 1;
-                Kernel::fill(data + from * out.w->group_bytes, first / kStep, count, side, panel);
+                Kernel::fill(blocks + from * out.w->group_bytes, count, steps, side, panel);
             }
-            const uint8_t* next = data + (first + kPanelSubs) / kStep * sizeof(typename Kernel::Block);
-            prefetch_panel<Kernel>(next, out.w->group_bytes);
+            prefetch_panel(blocks + panel_bytes, panel_bytes, out.w->group_bytes);
             run_tiles<Kernel>(panel, count, rows, first, acc);
         }
         for (int t = 0; t < rows.count; t++)
@@ -702,7 +730,11 @@ struct SourceBF16 {
 template <class Source>
 struct DirectFloat {
     template <int G, int T>
-    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const TileRows<T>& rows, __m256 (*acc)[T]) {
+    LI_INLINE void run(const uint8_t* const (&data)[G], const PackedMatrix& w, const TileRows<T>& rows, __m256 (*acc)[T]) {
+        multiply<G, T>(data, w.cols, rows, acc);
+    }
+    template <int G, int T>
+    LI_INLINE void multiply(const uint8_t* const (&data)[G], int32_t cols, const TileRows<T>& rows, __m256 (*acc)[T]) {
         for (int32_t k = 0; k < cols; k++) {
             const size_t at = 8 * static_cast<size_t>(k);
             __m256 w[G];
@@ -720,76 +752,132 @@ struct DirectFloat {
     }
 };
 
-// 4 k of 8 rows, as halves of a 256th of their value: k, k + 1 and k + 2, k + 3.
-LI_INLINE void unpack_small_floats(const uint8_t* q, __m256i& first, __m256i& second) {
-    const __m256i bytes = load(q), zero = _mm256_setzero_si256(), mask = _mm256_set1_epi16(static_cast<short>(0xbf80));
-    first = _mm256_and_si256(_mm256_srai_epi16(_mm256_unpacklo_epi8(zero, bytes), 1), mask);
-    second = _mm256_and_si256(_mm256_srai_epi16(_mm256_unpackhi_epi8(zero, bytes), 1), mask);
-}
+// ---- floats of 8 bits
 
-// Four k of 8 rows as floats: `d` is 256 times the scale.
-LI_INLINE void read_small_floats(const uint8_t* q, __m256 d, __m256 (&w)[4]) {
-    __m256i halves[2];
-    unpack_small_floats(q, halves[0], halves[1]);
+// Four consecutive k of 8 rows, as a 256th of their value. With Normal, no exponent field is zero.
+//
+// A byte times 16, as a signed product, is a bfloat16 but for the upper four bits of the exponent. Where the field is
+// zero, 2^-15 * (1 + m / 8) comes out instead of 2^-14 * m / 8, which is twice that less 2^-14.
+template <bool Normal>
+LI_INLINE void read_small_floats(const uint8_t* q, __m256 (&w)[4]) {
+    const __m256i bytes = load(q), high = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+    const __m256i taken = _mm256_set1_epi16(static_cast<short>(0x87f0)), exponent = _mm256_set1_epi16(0x3800);
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
-        w[2 * i] = _mm256_mul_ps(d, _mm256_cvtph_ps(_mm256_castsi256_si128(halves[i])));
-        w[2 * i + 1] = _mm256_mul_ps(d, _mm256_cvtph_ps(_mm256_extracti128_si256(halves[i], 1)));
+        const __m256i wide = _mm256_maddubs_epi16(_mm256_set1_epi16(i ? 16 << 8 : 16), bytes);
+        __m256i pair = _mm256_or_si256(_mm256_and_si256(wide, taken), exponent);
+        asm("" : "+v"(pair)); // one ternary operation for both halves, not one each
+        w[i] = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
+        w[2 + i] = _mm256_castsi256_ps(_mm256_and_si256(pair, high));
+    }
+    if constexpr (!Normal) {
+        const __m256 sign = _mm256_set1_ps(-0.0f), limit = _mm256_set1_ps(0x1p-14f), two = _mm256_set1_ps(2.0f);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const __m256 magnitude = _mm256_andnot_ps(sign, w[i]), minus = _mm256_and_ps(sign, w[i]);
+            const __m256 small = _mm256_or_ps(_mm256_fmsub_ps(two, magnitude, limit), minus);
+            w[i] = _mm256_blendv_ps(w[i], small, _mm256_cmp_ps(magnitude, limit, _CMP_LT_OQ));
+        }
     }
 }
 
-template <int Subs>
+LI_INLINE const PackedF8<1>& small_float_block(const uint8_t* data, int subs, int32_t index) {
+    const size_t bytes = sizeof(PackedF8<1>) + (subs - 1) * sizeof(PackedF8<1>::sub);
+    return *reinterpret_cast<const PackedF8<1>*>(data + index * bytes);
+}
+
+LI_INLINE __m256 small_float_scale(const PackedF8<1>& block) {
+    return _mm256_mul_ps(load_scale(block.d), _mm256_set1_ps(256.0f));
+}
+
 struct DirectSmallFloat {
-    template <int G, int T>
-    LI_INLINE void run(const uint8_t* const (&data)[G], int32_t cols, const TileRows<T>& rows, __m256 (*acc)[T]) {
-        using Block = PackedF8<Subs>;
-        for (int32_t b = 0; b < cols / (32 * Subs); b++) {
-            const Block* block[G];
-            __m256 d[G];
+    // sum[g][t] over 32 k.
+    template <bool Normal, int G, int T>
+    LI_INLINE void sum(const uint8_t* const (&q)[G], const bool (&normal)[G], const float* x, size_t x_stride,
+                       __m256 (*sum)[T]) {
+#pragma GCC unroll 1
+        for (int k = 0; k < 32; k += 4)
 #pragma GCC unroll 4
             for (int g = 0; g < G; g++) {
-                block[g] = reinterpret_cast<const Block*>(data[g]) + b;
-                d[g] = _mm256_mul_ps(load_scale(block[g]->d), _mm256_set1_ps(256.0f));
+                __m256 w[4];
+                if (Normal || normal[g])
+                    read_small_floats<true>(q[g] + 8 * k, w);
+                else
+                    read_small_floats<false>(q[g] + 8 * k, w);
+#pragma GCC unroll 8
+                for (int t = 0; t < T; t++)
+#pragma GCC unroll 4
+                    for (int i = 0; i < 4; i++)
+                        sum[g][t] = _mm256_fmadd_ps(w[i], broadcast(x + t * x_stride + k + i), sum[g][t]);
             }
-            const float* x = rows.x + 32 * Subs * static_cast<size_t>(b);
+    }
+    template <int G, int T>
+    LI_INLINE void run(const uint8_t* const (&data)[G], const PackedMatrix& w, const TileRows<T>& rows, __m256 (*acc)[T]) {
+        const int subs = shared_subs(w.type);
+        const size_t bits = normal_bits_at(w.type, w.cols);
+        int32_t at = 0; // of 32 k
+        for (int32_t b = 0; b < w.cols / (32 * subs); b++)
 #pragma GCC unroll 1
-            for (int k = 0; k < 32 * Subs; k += 4) {
+            for (int s = 0; s < subs; s++, at++) {
+                const uint8_t* q[G];
+                bool normal[G], all = true;
+                __m256 total[G][T];
 #pragma GCC unroll 4
                 for (int g = 0; g < G; g++) {
-                    __m256 w[4];
-                    read_small_floats(block[g]->sub[0].q[0] + 8 * k, d[g], w);
+                    q[g] = sub_of(small_float_block(data[g], subs, b), s).q[0];
+                    normal[g] = all_normal(data[g] + bits, at);
+                    all &= normal[g];
+                    if constexpr (T > 1)
+                        prefetch_ahead<256>(q[g]);
 #pragma GCC unroll 8
                     for (int t = 0; t < T; t++)
-#pragma GCC unroll 4
-                        for (int i = 0; i < 4; i++)
-                            acc[g][t] = _mm256_fmadd_ps(w[i], broadcast(x + t * rows.x_stride + k + i), acc[g][t]);
+                        total[g][t] = _mm256_setzero_ps();
                 }
+                const float* x = rows.x + 32 * static_cast<size_t>(at);
+                if (all)
+                    sum<true, G, T>(q, normal, x, rows.x_stride, total);
+                else
+                    sum<false, G, T>(q, normal, x, rows.x_stride, total);
+#pragma GCC unroll 4
+                for (int g = 0; g < G; g++) {
+                    const __m256 d = small_float_scale(small_float_block(data[g], subs, b));
+#pragma GCC unroll 8
+                    for (int t = 0; t < T; t++)
+                        acc[g][t] = _mm256_fmadd_ps(d, total[g][t], acc[g][t]);
+                }
+            }
+    }
+};
+
+// Weights [begin, end) of a group as floats, out[k - begin][8], and their scales per 32 k, which tiles apply.
+struct PanelSmallFloat {
+    static constexpr bool kScaled = true;
+    LI_INLINE void fill(const PackedMatrix& w, int group, int32_t begin, int32_t end, float* out, float (*scale)[8]) {
+        const int subs = shared_subs(w.type);
+        const uint8_t* data = w.data + group * w.group_bytes;
+        for (int32_t s = begin / 32; s < end / 32; s++) {
+            const PackedF8<1>& block = small_float_block(data, subs, s / subs);
+            _mm256_store_ps(*scale++, small_float_scale(block));
+            const bool normal = all_normal(data + normal_bits_at(w.type, w.cols), s);
+#pragma GCC unroll 1
+            for (int c = 0; c < 8; c++, out += 32) {
+                __m256 v[4];
+                if (normal)
+                    read_small_floats<true>(sub_of(block, s % subs).q[c], v);
+                else
+                    read_small_floats<false>(sub_of(block, s % subs).q[c], v);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; i++)
+                    _mm256_store_ps(out + 8 * i, v[i]);
             }
         }
     }
 };
 
-// Weights [begin, end), whole blocks, of a group as floats: out[k - begin][8].
-template <int Subs>
-struct PanelSmallFloat {
-    LI_INLINE void fill(const PackedMatrix& w, int group, int32_t begin, int32_t end, float* out) {
-        const auto* blocks = reinterpret_cast<const PackedF8<Subs>*>(w.data + group * w.group_bytes);
-        for (int32_t k = begin; k < end; k += 32) {
-            const auto& block = blocks[k / (32 * Subs)];
-            const __m256 d = _mm256_mul_ps(load_scale(block.d), _mm256_set1_ps(256.0f));
-#pragma GCC unroll 1
-            for (int c = 0; c < 8; c++, out += 32) {
-                __m256 w[4];
-                read_small_floats(block.sub[k / 32 % Subs].q[c], d, w);
-#pragma GCC unroll 4
-                for (int i = 0; i < 4; i++)
-                    _mm256_store_ps(out + 8 * i, w[i]);
-            }
-        }
-    }
-};
+// The other types: weights as they are.
 struct PanelGeneric {
-    LI_INLINE void fill(const PackedMatrix& w, int group, int32_t begin, int32_t end, float* out) {
+    static constexpr bool kScaled = false;
+    LI_INLINE void fill(const PackedMatrix& w, int group, int32_t begin, int32_t end, float* out, float (*)[8]) {
         common_float_panel(w, group, begin, end, out);
     }
 };
@@ -813,46 +901,60 @@ void float_tokens(const Output& out, const Rows& rows, int begin, int end) {
                 float_tile<Source, 1>(out.from(t), rows.from(t), group);
 }
 
-// The other types: 16 rows x 256 k dequantized to floats for all tokens.
-template <int G, int Tokens = 1>
-void float_panel_tile(const float (*panel)[8 * kPanelColumns], int32_t count, const Rows& rows, float (*sums)[2][8]) {
+// ---- 16 rows x up to 256 k as floats for all tokens
+
+struct FloatPanel {
+    alignas(64) float w[2][8 * kPanelColumns];
+    alignas(64) float scale[2][kPanelSubs][8];
+};
+
+// With Scaled, sums over 32 k are multiplied with a scale each. Totals stay in memory: registers hold the sums.
+template <bool Scaled, int G, int Tokens = 1>
+__attribute__((noinline)) void float_panel_tile(const FloatPanel& panel, int32_t count, const Rows& rows, float (*sums)[2][8]) {
     if constexpr (Tokens < kFloatTokens)
         if (rows.count > Tokens)
-            return float_panel_tile<G, Tokens + 1>(panel, count, rows, sums);
-    const uint8_t* data[G];
-    __m256 acc[G][Tokens];
+            return float_panel_tile<Scaled, G, Tokens + 1>(panel, count, rows, sums);
+    const int32_t step = Scaled ? 32 : count;
+    for (int32_t k = 0; k < count; k += step) {
+        const uint8_t* data[G];
+        __m256 acc[G][Tokens];
 #pragma GCC unroll 2
-    for (int g = 0; g < G; g++) {
-        data[g] = reinterpret_cast<const uint8_t*>(panel[g]);
+        for (int g = 0; g < G; g++) {
+            data[g] = reinterpret_cast<const uint8_t*>(panel.w[g] + 8 * k);
 #pragma GCC unroll 6
-        for (int t = 0; t < Tokens; t++)
-            acc[g][t] = _mm256_load_ps(sums[t][g]);
+            for (int t = 0; t < Tokens; t++)
+                acc[g][t] = Scaled ? _mm256_setzero_ps() : _mm256_load_ps(sums[t][g]);
+        }
+        DirectFloat<SourceF32>::multiply<G, Tokens>(data, step, {rows.x + k, rows.x_stride}, acc);
+#pragma GCC unroll 2
+        for (int g = 0; g < G; g++) {
+            const __m256 d = _mm256_load_ps(panel.scale[g][Scaled ? k / 32 : 0]);
+#pragma GCC unroll 6
+            for (int t = 0; t < Tokens; t++)
+                _mm256_store_ps(sums[t][g], Scaled ? _mm256_fmadd_ps(d, acc[g][t], _mm256_load_ps(sums[t][g])) : acc[g][t]);
+        }
+        asm volatile("" ::: "memory");
     }
-    DirectFloat<SourceF32>::run<G, Tokens>(data, count, {rows.x, rows.x_stride}, acc);
-#pragma GCC unroll 2
-    for (int g = 0; g < G; g++)
-#pragma GCC unroll 6
-        for (int t = 0; t < Tokens; t++)
-            _mm256_store_ps(sums[t][g], acc[g][t]);
 }
 
 template <class Kernel>
 void panel_float_tokens(const Output& out, const Rows& rows, int begin, int end) {
-    alignas(64) float panel[2][8 * kPanelColumns], sums[kBlockTokens][2][8];
+    FloatPanel panel;
+    alignas(64) float sums[kBlockTokens][2][8];
     for (int group = begin; group < end; group += 2) {
         const int sides = end - group < 2 ? 1 : 2;
         std::memset(sums, 0, sizeof sums[0] * rows.count);
         for (int32_t k = 0; k < out.w->cols; k += kPanelColumns) {
             const int32_t count = out.w->cols - k < kPanelColumns ? out.w->cols - k : kPanelColumns;
             for (int side = 0; side < sides; side++)
-                Kernel::fill(*out.w, group + side, k, k + count, panel[side]);
+                Kernel::fill(*out.w, group + side, k, k + count, panel.w[side], panel.scale[side]);
             for (int t = 0; t < rows.count; t += kFloatTokens) {
                 Rows local = rows.from(t);
                 local.x += k;
                 if (sides == 2)
-                    float_panel_tile<2>(panel, count, local, sums + t);
+                    float_panel_tile<Kernel::kScaled, 2>(panel, count, local, sums + t);
                 else
-                    float_panel_tile<1>(panel, count, local, sums + t);
+                    float_panel_tile<Kernel::kScaled, 1>(panel, count, local, sums + t);
             }
         }
         for (int t = 0; t < rows.count; t++)
@@ -887,19 +989,15 @@ inline Kernels kernels_of(int32_t type) {
     case kQ6_K:
         return {direct_tokens<DirectQ6_K>, panel_tokens<PanelQ6_K>};
     case kI8_32:
-        return {direct_tokens<Direct<FormatI8<1>>>, panel_tokens<PanelSimple<FormatI8<1>>>};
     case kI8_128:
-        return {direct_tokens<Direct<FormatI8<4>>>, panel_tokens<PanelSimple<FormatI8<4>>>};
+        return {direct_tokens<Direct<FormatI8>>, panel_tokens<PanelSimple<FormatI8>>};
     case kI4_32:
-        return {direct_tokens<Direct<FormatI4<1>>>, panel_tokens<PanelSimple<FormatI4<1>>>};
     case kI4_64:
-        return {direct_tokens<Direct<FormatI4<2>>>, panel_tokens<PanelSimple<FormatI4<2>>>};
     case kI4_128:
-        return {direct_tokens<Direct<FormatI4<4>>>, panel_tokens<PanelSimple<FormatI4<4>>>};
+        return {direct_tokens<Direct<FormatI4>>, panel_tokens<PanelSimple<FormatI4>>};
     case kF8_32:
-        return {direct_tokens<DirectSmallFloat<1>>, panel_float_tokens<PanelSmallFloat<1>>};
     case kF8_128:
-        return {direct_tokens<DirectSmallFloat<4>>, panel_float_tokens<PanelSmallFloat<4>>};
+        return {direct_tokens<DirectSmallFloat>, panel_float_tokens<PanelSmallFloat>};
     case kF32:
         return {direct_tokens<DirectFloat<SourceF32>>, float_tokens<SourceF32>};
     case kF16:

@@ -208,6 +208,7 @@ class _Parts:
 def _matrix(parts: _Parts, scheme: _Scheme) -> Quantized:
     scale, packed = parts.need("weight_scale"), parts.get("weight_packed")
     padded = False
+    nibbles: ReadRows | None = None
     if scheme.is_float:
         return _floats(parts, scale, scheme)
     if packed is None:
@@ -219,6 +220,9 @@ def _matrix(parts: _Parts, scheme: _Scheme) -> Quantized:
         shape = _shape(parts.need("weight_shape"))
         padded = _is_padded(expect(packed, ("I32",)), shape, scheme.bits)
         codes = _packed_codes(packed, shape, scheme.bits, padded)
+        if scheme.bits == 4:
+            words = integers(packed)
+            nibbles = lambda start, rows: as_bytes(words[start : start + rows])[:, : shape[1] // 2]  # noqa: E731
     # Codes of up to 4 bits are kept unsigned.
     offset = 1 << scheme.bits - 1 if scheme.bits <= 4 else 0
     kind: Literal["I4", "I8"] = "I4" if scheme.bits <= 4 else "I8"
@@ -233,6 +237,7 @@ def _matrix(parts: _Parts, scheme: _Scheme) -> Quantized:
         lambda start, rows: read_zeros(start, rows) + np.int8(offset),
         group,
         _groups(parts.get("weight_g_idx"), shape[1], groups),
+        nibbles,
     )
 
 

@@ -23,33 +23,38 @@ def fitting_type(kind: str, columns: int, group: int) -> TensorType:
     return TYPES["F32"]
 
 
-def integer_rows(type: TensorType, codes: Array, scales: Floats, zeros: Array, group_of: Array) -> bytes:
+def integer_rows(type: TensorType, codes: Array, scales: Floats, zeros: Array, group_of: Array) -> memoryview:
     """Rows of weights scale * (code - zero) in the form of an I4, I8 or F32 type.
 
-    codes   [rows, columns], 0 … 15 for I4, -128 … 127 for I8, any small integers for F32
+    codes   [rows, columns], 0 … 15 for I4, -128 … 127 for I8, any small integers for F32; for I4 also
+            [rows, columns / 2] bytes of two, the lower half first
     scales  [rows, groups] float32; zeros [rows, groups], in the range of the codes
     group_of  [columns] the group of each column; equal within a block of the type
     """
     if type.name == "F32":
         differences = codes.astype(np.int16) - zeros.astype(np.int16)[:, group_of]
-        return (differences.astype(np.float32) * scales[:, group_of]).tobytes()
-    blocks = np.empty((len(codes), codes.shape[1] // type.block_size), DEQUANTIZERS[type.name][0])
+        return _bytes_of(differences.astype(np.float32) * scales[:, group_of])
     of_block = group_of[:: type.block_size]
+    blocks = np.empty((len(codes), len(of_block)), DEQUANTIZERS[type.name][0])
     blocks["d"], blocks["z"] = scales[:, of_block], zeros[:, of_block]
-    if type.name.startswith("I4"):
+    if type.name.startswith("I4") and codes.shape[1] == len(group_of):
         codes = codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
     blocks["q"] = codes.reshape(*blocks.shape, -1)
-    return blocks.tobytes()
+    return _bytes_of(blocks)
 
 
-def small_float_rows(type: TensorType, codes: Array, scales: Floats, group_of: Array) -> bytes:
+def small_float_rows(type: TensorType, codes: Array, scales: Floats, group_of: Array) -> memoryview:
     """Rows of weights scale * e in the form of an F8 or F32 type; codes are the bytes of e, none of them NaN."""
     if type.name == "F32":
-        return (_SMALL_FLOATS[codes] * scales[:, group_of]).tobytes()
+        return _bytes_of(_SMALL_FLOATS[codes] * scales[:, group_of])
     blocks = np.empty((len(codes), codes.shape[1] // type.block_size), DEQUANTIZERS[type.name][0])
     blocks["d"] = scales[:, group_of[:: type.block_size]]
     blocks["q"] = codes.reshape(*blocks.shape, -1)
-    return blocks.tobytes()
+    return _bytes_of(blocks)
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _small_floats() -> Floats:
@@ -57,7 +62,8 @@ def _small_floats() -> Floats:
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, (code & 7).astype(np.float32) / 8
     magnitude = np.ldexp(mantissa + (exponent > 0), np.maximum(exponent, 1) - 7)
-    return np.where(code < 128, magnitude, -magnitude).astype(np.float32)
+    values: Floats = np.where(code < 128, magnitude, -magnitude).astype(np.float32)
+    return values
 
 
 _SMALL_FLOATS = _small_floats()

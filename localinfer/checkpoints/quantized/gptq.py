@@ -98,6 +98,9 @@ def _matrix(qweight: StoredTensor, parts: dict[str, StoredTensor], bits: int, gr
     def codes(start: int, count: int) -> Array:
         return _signed(fields(as_bytes(words[:, start : start + count].T), bits, columns), offset)
 
+    def nibbles(start: int, count: int) -> Array:
+        return as_bytes(words[:, start : start + count].T)
+
     def zeros(start: int, count: int) -> Array:
         stored = fields(as_bytes(zero_words), bits, rows)[:, start : start + count].T
         return _signed(stored + np.uint8(1) & np.uint8((1 << bits) - 1) if less_one else stored, offset)
@@ -106,7 +109,8 @@ def _matrix(qweight: StoredTensor, parts: dict[str, StoredTensor], bits: int, gr
         return scales(parts["scales"])[:, start : start + count].T
 
     group_of = checked_groups(parts["g_idx"], columns, groups) if "g_idx" in parts else None
-    return integer_matrix((rows, columns), kind, codes, group_scales, zeros, group, group_of)
+    stored = nibbles if bits == 4 else None
+    return integer_matrix((rows, columns), kind, codes, group_scales, zeros, group, group_of, stored)
 
 
 def _signed(codes: Array, offset: int) -> Array:

@@ -27,10 +27,12 @@ def integer_matrix(
     zeros: ReadRows,
     group: int,
     group_of: Array | None = None,
+    nibbles: ReadRows | None = None,
 ) -> Quantized:
     """A matrix of integers; the arguments are as `encode.integer_rows` takes them.
 
     Groups are of `group` columns each, in order, unless `group_of` [columns] says otherwise: then it becomes F32.
+    `nibbles`, if it is given, reads codes of I4 two to a byte, as they are stored.
     """
     in_order = np.arange(shape[1]) // group
     if group_of is None or np.array_equal(group_of, in_order):
@@ -38,9 +40,10 @@ def integer_matrix(
     else:
         type = fitting_type(kind, shape[1], 1)
     columns = group_of
+    read_codes = nibbles if nibbles and type.name.startswith("I4") else codes
 
-    def write_rows(start: int, rows: int) -> bytes:
-        parts = codes(start, rows), scales(start, rows), zeros(start, rows)
+    def write_rows(start: int, rows: int) -> memoryview:
+        parts = read_codes(start, rows), scales(start, rows), zeros(start, rows)
         return integer_rows(type, *parts, columns)
 
     return Quantized(type, shape, write_rows)
@@ -55,7 +58,7 @@ def small_float_matrix(weight: StoredTensor, scale: StoredTensor, block: tuple[i
     type = fitting_type("F8", columns, group)
     codes = raw_bytes(weight)
 
-    def write_rows(start: int, count: int) -> bytes:
+    def write_rows(start: int, count: int) -> memoryview:
         part = codes[start : start + count]
         if (part & np.uint8(0x7F) == 0x7F).any():
             raise damaged(weight, "has weights that are no numbers (NaN)")

@@ -18,7 +18,7 @@ class Quantized:
 
     type: TensorType
     shape: tuple[int, int]
-    write_rows: Callable[[int, int], bytes]
+    write_rows: Callable[[int, int], bytes | memoryview]
 
 
 @dataclass

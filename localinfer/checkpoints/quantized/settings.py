@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from localinfer.errors import FormatError
 from localinfer.formats.json_file import read_json_object
 
 # Files from before config.json had a quantization_config, and the method they belong to.
 _FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+
+_T = TypeVar("_T")
 
 
 class Settings:
@@ -51,7 +53,7 @@ class Settings:
     def error(self, what: str) -> FormatError:
         return FormatError(f"{self.path}: in {self.where}, {what}")
 
-    def _typed(self, key: str, default: Any, kind: type, words: str) -> Any:
+    def _typed(self, key: str, default: _T, kind: type[_T], words: str) -> _T:
         value = self.values.get(key)
         if value is None:
             return default
