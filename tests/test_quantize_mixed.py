@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,17 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localinfer.errors import LocalInferError, UnsupportedError
+from localinfer.errors import LocalInferError
 from localinfer.evaluate.divergence import compare
 from localinfer.evaluate.texts import default_text
 from localinfer.evaluate.windows import windows_of
 from localinfer.formats.gguf import open_gguf
 from localinfer.kernels.quantize.quantizer import Hessian
 from localinfer.quantize import pipeline
-from localinfer.quantize.convert import Calibration
+from localinfer.quantize.calibrate import known_from
+from localinfer.quantize.convert import Calibration, GGUFJob
 from localinfer.quantize.mixed import bits_of, bytes_of
 from localinfer.quantize.pipeline import Result, Wishes, quantize
-from localinfer.quantize.rederive import derived_hashes, rederivation
+from localinfer.quantize.recipes import Choice
 from localinfer.quantize.sensitivity import product_error
 from localinfer.text.tokenizer import load_tokenizer
 
@@ -150,35 +152,26 @@ def test_single_tensors_can_be_left_out_of_the_choice(source: Path, text: str, t
 # ---- made again ----------------------------------------------------------------------------------------------
 
 
-def test_a_calibrated_file_is_made_again_by_its_provenance(source: Path, text: str, tmp_path: Path) -> None:
+def test_a_mixed_file_is_made_again_from_what_it_says(source: Path, text: str, tmp_path: Path) -> None:
+    """Types and methods from its provenance, statistics that were kept or are collected again: the same bytes."""
     made = run(source, tmp_path / "out.gguf", to="4.5bpw", calibrate=text, keep=tmp_path / "kept.safetensors")
-    for statistics in (text, str(tmp_path / "kept.safetensors")):
-        with rederivation(made.provenance, source, Quiet(), statistics=statistics) as jobs:
-            assert {job.name for job in jobs} == set(made.provenance.tensors)
-            for job in jobs:
-                (found,) = derived_hashes(job).values()
-                assert found == made.provenance.tensors[job.name].sha256
-    with (
-        pytest.raises(LocalInferError, match="calibrated with other statistics"),
-        rederivation(made.provenance, source, Quiet()),
-    ):
-        pass
+    records = made.provenance.tensors
+    with open_gguf(source) as model:
+        for statistics in (text, str(tmp_path / "kept.safetensors")):
+            known = known_from(statistics, model, True, 0, Quiet())
+            assert known.describe() == made.provenance.calibration
+            for name, record in records.items():
+                tensor = model.tensor(name)
+                choice = Choice(name, tensor.shape, tensor.type.name, record.type)
+                job = GGUFJob(tensor, choice, known.of(name))
+                assert job.method == record.method
+                data = b"".join(part.data for piece in job.pieces() for part in job.convert(*piece, 2))
+                assert hashlib.sha256(data).hexdigest() == record.sha256
 
 
-def test_a_checkpoint_is_made_again_by_its_provenance(text: str, tmp_path: Path) -> None:
-    made = quantize(Wishes(SOURCE, "int4", output=tmp_path / "out", calibrate=text, measure=False), Quiet())
-    assert {record.method for record in made.provenance.tensors.values()} == {"copy", "int4-group-feedback-1"}
-    with rederivation(made.provenance, SOURCE, Quiet(), statistics=text) as jobs:
-        found = {name: digest for job in jobs for name, digest in derived_hashes(job, threads=2).items()}
-    assert found == {name: record.sha256 for name, record in made.provenance.tensors.items()}
-
-
-def test_a_method_that_is_not_known_is_not_guessed(source: Path, tmp_path: Path) -> None:
-    made = run(source, tmp_path / "out.gguf", to="q4_0").provenance
-    record = replace(made.tensors["blk.0.ffn_up.weight"], method="search-0")
-    changed = replace(made, tensors={**made.tensors, "blk.0.ffn_up.weight": record})
-    with (
-        pytest.raises(UnsupportedError, match="by the method search-0"),
-        rederivation(changed, source, Quiet()),
-    ):
-        pass
+def test_a_calibrated_folder_is_the_same_every_time(text: str, tmp_path: Path) -> None:
+    wishes = Wishes(SOURCE, "int4", calibrate=text, measure=False)
+    made = [quantize(replace(wishes, output=tmp_path / name, threads=n), Quiet()) for n, name in enumerate("ab")]
+    assert {record.method for record in made[0].provenance.tensors.values()} == {"copy", "int4-group-feedback-1"}
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
+    assert files[0] == files[1]
