@@ -405,10 +405,15 @@ def test_models_that_share_a_file_can_be_removed_apart(hub: HubServer) -> None:
     assert not first.path.exists()
 
 
-def test_gc_takes_what_was_not_finished_unless_somebody_is_at_it(hub: HubServer) -> None:
+def test_gc_takes_what_was_not_finished_unless_somebody_is_at_it(
+    hub: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     hub.cuts.extend([Cut(100_000), *[Cut(0)] * transfer.FRUITLESS_TRIES])
     with pytest.raises(LocalInferError, match="broke off"):
         pull(f"{NAME}:Q4_K_M")
+    assert store.unfinished() == [f"{NAME}:Q4_K_M"]
+    assert execute(["list"]) == 0
+    assert f"not finished: {NAME}:Q4_K_M (localinfer pull {NAME}:Q4_K_M goes on" in capsys.readouterr().err
     (partial,) = cache_folder().rglob("*.incomplete")
     other = partial.with_name(f"{'0' * 64}.abcdef12.incomplete")  # as huggingface_hub names its own
     other.write_bytes(b"?")

@@ -10,7 +10,7 @@ from localinfer.cli.output import emit_json, emit_table, note, size
 def command(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """List models: installed, with what they take on the disk, and to be pulled."""
     from localinfer.hub.catalog import CATALOG
-    from localinfer.hub.store import disk_use, installed
+    from localinfer.hub.store import disk_use, installed, unfinished
 
     models, problems = installed()
     have = {model.name for model in models}
@@ -29,6 +29,7 @@ def command(json: Annotated[bool, typer.Option("--json", help="Print one JSON ob
                     for model in models
                 ],
                 "problems": [{"message": p.message, "hint": p.hint} for p in problems],
+                "unfinished": unfinished(),
                 "available": [{"name": e.name, "size": e.size, "sha256": e.sha256, "about": e.about} for e in missing],
             }
         )
@@ -41,6 +42,8 @@ def command(json: Annotated[bool, typer.Option("--json", help="Print one JSON ob
         note("no model is installed")
     for problem in problems:
         note(f"not usable: {problem.message} ({problem.hint})")
+    for name in unfinished():
+        note(f"not finished: {name} (localinfer pull {name} goes on with it, localinfer gc deletes it)")
     for entry in missing:
         note(f"can be pulled: {entry.name} ({size(entry.size)}), {entry.about}")
     if not models:

@@ -17,10 +17,7 @@ from localinfer.errors import LocalInferError
 from localinfer.hub.cache import Partial, discard_partial, partial_files
 from localinfer.hub.folders import models_folder
 from localinfer.hub.lock import locked, locked_file
-from localinfer.hub.store import delete, own_bytes, read_record, referred_paths
-
-WORK = ".incoming-"
-OUT_OF_USE = (".replaced-", ".removed-")
+from localinfer.hub.store import INCOMING, REMOVED, REPLACED, delete, own_bytes, read_record, referred_paths
 
 
 class Waste(NamedTuple):
@@ -53,8 +50,8 @@ def collect(remove: bool = True) -> list[Waste]:
 
 
 def _folder(folder: Path, remove: bool) -> list[Waste]:
-    what = "unfinished pull" if folder.name.startswith(WORK) else "replaced version"
-    if folder.name.startswith(".removed-"):
+    what = "unfinished pull" if folder.name.startswith(INCOMING) else "replaced version"
+    if folder.name.startswith(REMOVED):
         what = "model being deleted"
     size = own_bytes(folder)
     with contextlib.suppress(LocalInferError):
@@ -72,20 +69,20 @@ def _hidden_folders() -> list[Path]:
         entries = list(os.scandir(models_folder()))
     except FileNotFoundError:
         return []
+    hidden = [
+        e for e in entries if e.is_dir(follow_symlinks=False) and e.name.startswith((INCOMING, REPLACED, REMOVED))
+    ]
     # Unfinished pulls last: what they have fetched protects what they share with replaced versions.
-    return sorted(
-        (Path(e.path) for e in entries if e.is_dir(follow_symlinks=False) and e.name.startswith((WORK, *OUT_OF_USE))),
-        key=lambda path: (path.name.startswith(WORK), path.name),
-    )
+    return sorted((Path(e.path) for e in hidden), key=lambda path: (path.name.startswith(INCOMING), path.name))
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Holds the lock of the model that an unfinished pull is for; the others belong to nobody."""
-    if not folder.name.startswith(WORK):
+    if not folder.name.startswith(INCOMING):
         yield
         return
-    with locked(folder.with_name(folder.name.removeprefix(WORK)), _busy):
+    with locked(folder.with_name(folder.name.removeprefix(INCOMING)), _busy):
         yield
 
 

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from localinfer.errors import LocalInferError
 from localinfer.hub import huggingface, store
-from localinfer.hub.cache import place_of
+from localinfer.hub.cache import place_of, write_ref
 from localinfer.hub.choice import Choice, choose
 from localinfer.hub.estimate import Estimate, estimate_by_config
 from localinfer.hub.listing import Listing, Unreachable, host, list_cached, list_repository
 from localinfer.hub.reference import Reference, parse_reference
 from localinfer.hub.report import Report, in_words
-from localinfer.hub.store import Installed, StoredFile, folder_of, read_record, write_record
+from localinfer.hub.store import INCOMING, REPLACED, Installed, StoredFile, folder_of, read_record, write_record
 from localinfer.hub.workspace import disk_errors, now, publish, unused_folder, working
 
 PROVENANCE = ".provenance.json"
@@ -130,8 +130,6 @@ def pull_reference(
             each._replace(fetched=each.fetched or each.path in ours)
             for each in huggingface.fetch_files(listing.repository, listing.commit, files, plan.name, report, verify)
         ]
-        from localinfer.hub.cache import write_ref
-
         write_ref(listing.repository, listing.revision, listing.commit)
         write_record(work, _record(plan, stored))
         return publish(work, folder, report)
@@ -168,7 +166,6 @@ def _installed_already(reference: Reference) -> Installed | None:
 
 def _note_progress(work: Path, plan: HubPlan, ours: set[Path]) -> None:
     """Writes down what is going to be fetched, so that what was is known if this process dies."""
-
     listing = plan.listing
     stored = []
     for file in plan.choice.candidate.files:
@@ -185,7 +182,7 @@ def _keep_account(work: Path, wanted: set[Path]) -> None:
     except LocalInferError:
         return
     if any(each.fetched and each.path not in wanted and each.path.exists() for each in before.files):
-        account = unused_folder(work.parent, f".replaced-{work.name.removeprefix('.incoming-')}")
+        account = unused_folder(work.parent, f"{REPLACED}{work.name.removeprefix(INCOMING)}")
         account.mkdir()
         write_record(account, before)
 

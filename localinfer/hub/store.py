@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from localinfer.hub.catalog import Entry
 
 RECORD = "record.json"
+INCOMING, REPLACED, REMOVED = ".incoming-", ".replaced-", ".removed-"
 LINK = "model"
 
 
@@ -125,6 +126,12 @@ def installed() -> Contents:
             found.problems.append(error)
     found.models.sort(key=lambda model: model.name)
     return found
+
+
+def unfinished() -> list[str]:
+    """Names of models whose pull began and did not end; it may be running."""
+    names = {model.name for folder, model in _records() if folder.name.startswith(INCOMING)}
+    return sorted(names)
 
 
 def _is_model(entry: os.DirEntry[str]) -> bool:
@@ -281,7 +288,7 @@ def remove(name: str) -> Removed:
     try:
         with locked(folder, busy):
             # Renamed first: whoever looks meanwhile finds the whole model or none.
-            doomed = folder.with_name(f".removed-{folder.name}-{os.getpid()}")
+            doomed = folder.with_name(f"{REMOVED}{folder.name}-{os.getpid()}")
             folder.rename(doomed)
             return Removed(name, *delete(doomed))
     except OSError as error:
@@ -325,7 +332,7 @@ def referred_paths(besides: Path) -> set[Path]:
     return {
         each.path
         for folder, record in _records()
-        if folder != besides and (not folder.name.startswith(".") or folder.name.startswith(".incoming-"))
+        if folder != besides and (not folder.name.startswith(".") or folder.name.startswith(INCOMING))
         for each in record.files
     }
 
@@ -337,7 +344,11 @@ def fetched_paths() -> set[Path]:
 
 def _records() -> Iterator[tuple[Path, Installed]]:
     """Every record that can be read, those of replaced and of unfinished models included."""
-    for entry in os.scandir(models_folder()):
+    try:
+        entries = list(os.scandir(models_folder()))
+    except FileNotFoundError:
+        return
+    for entry in entries:
         if entry.is_dir(follow_symlinks=False):
             with contextlib.suppress(FormatError):
                 yield Path(entry.path), read_record(Path(entry.path))

@@ -17,7 +17,7 @@ from pathlib import Path
 from localinfer.errors import LocalInferError
 from localinfer.hub.lock import locked
 from localinfer.hub.report import Report, in_words
-from localinfer.hub.store import Installed, read_record
+from localinfer.hub.store import INCOMING, REPLACED, Installed, read_record
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def working(folder: Path, report: Report) -> Iterator[Path]:
     """The folder in which a pull works, under the model's lock; it stays unless it is published."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder, lambda: report.say("another process is pulling this model; waiting for it")):
-        work = folder.with_name(f".incoming-{folder.name}")
+        work = folder.with_name(f"{INCOMING}{folder.name}")
         work.mkdir(exist_ok=True)
         try:
             yield work
@@ -53,7 +53,7 @@ def publish(work: Path, folder: Path, report: Report) -> Installed:
         elif entry.name.startswith("."):
             os.unlink(entry.path)
     _sync_folder(work)
-    replaced = unused_folder(folder.parent, f".replaced-{folder.name}")
+    replaced = unused_folder(folder.parent, f"{REPLACED}{folder.name}")
     if folder.exists():
         folder.rename(replaced)
     work.rename(folder)
