@@ -69,11 +69,10 @@ def _hidden_folders() -> list[Path]:
         entries = list(os.scandir(models_folder()))
     except FileNotFoundError:
         return []
-    hidden = [
-        e for e in entries if e.is_dir(follow_symlinks=False) and e.name.startswith((INCOMING, REPLACED, REMOVED))
-    ]
+    kinds = (INCOMING, REPLACED, REMOVED)
+    hidden = [Path(e.path) for e in entries if e.is_dir(follow_symlinks=False) and e.name.startswith(kinds)]
     # Unfinished pulls last: what they have fetched protects what they share with replaced versions.
-    return sorted((Path(e.path) for e in hidden), key=lambda path: (path.name.startswith(INCOMING), path.name))
+    return sorted(hidden, key=lambda path: (path.name.startswith(INCOMING), path.name))
 
 
 @contextlib.contextmanager
