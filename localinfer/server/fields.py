@@ -21,6 +21,8 @@ UNKNOWN_FIELDS_HEADER = "x-localinfer-unknown-fields"
 # Fields that clients send and that do not change the answer.
 HARMLESS = frozenset(
     (
+        "client_metadata",
+        "include",
         "cache_prompt",
         "metadata",
         "prediction",
@@ -39,10 +41,12 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "allowed_token_ids": (),
     "audio": (),
+    "background": (False,),
     "bad_words": ([],),
     "best_of": (1,),
     "chat_template": ("",),
     "chat_template_kwargs": ({},),
+    "conversation": (),
     "continue_final_message": (False,),
     "documents": ([],),
     "dry_multiplier": (0,),
@@ -64,6 +68,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "moderation": (),
     "n_predict": (),
     "parallel_tool_calls": (True, False),
+    "previous_response_id": ("",),
     "prompt": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
@@ -76,6 +81,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
     "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
+    "truncation": ("disabled",),
     "verbosity": ("medium",),
     "web_search_options": (),
     "xtc_probability": (0,),

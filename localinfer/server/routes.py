@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localinfer.server import anthropic, chat, completions, embeddings, models, openapi, status, tokens
+from localinfer.server import anthropic, chat, completions, embeddings, models, openapi, responses, status, tokens
 from localinfer.server.schemas.anthropic import (
     AnthropicError,
     AnthropicMessage,
@@ -22,6 +22,7 @@ from localinfer.server.schemas.completions import CompletionRequest, TextComplet
 from localinfer.server.schemas.embeddings import EmbeddingRequest, EmbeddingResponse
 from localinfer.server.schemas.errors import ErrorBody
 from localinfer.server.schemas.models import ModelCard, ModelList
+from localinfer.server.schemas.responses import ResponseObject, ResponsesRequest
 from localinfer.server.schemas.status import Health, Props, Slot, Welcome
 from localinfer.server.schemas.tokens import (
     ApplyTemplateRequest,
@@ -92,6 +93,15 @@ ENDPOINTS = (
         "Make vectors of texts",
         EmbeddingRequest,
         EmbeddingResponse,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/responses",
+        responses.create,
+        "Answer a conversation, in OpenAI's newer protocol",
+        ResponsesRequest,
+        ResponseObject,
+        streams=True,
     ),
     Endpoint(
         "POST",

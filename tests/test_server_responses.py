@@ -1,0 +1,196 @@
+"""OpenAI's newer protocol through the client, through an agent, and over plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from localinfer import LLM
+from localinfer.server.fields import UNKNOWN_FIELDS_HEADER
+from scripted_model import write_scripted_model
+from served_app import Served, served
+from test_server_tools import CALLING, TEMPLATE
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "name": "weather",
+        "description": "Tells the weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    },
+    {"type": "function", "name": "clock", "parameters": {"type": "object", "properties": {}}},
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    path = write_scripted_model(tmp_path_factory.mktemp("responses") / "tiny.gguf", template=TEMPLATE, answer=CALLING)
+    llm = LLM(path, context=2048, max_sequences=4, threads=1)
+    llm.name = "tiny"
+    with served(llm) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, **fields: Any) -> Any:
+    asked = {"model": "tiny", "input": "hello", "temperature": 0, "tools": TOOLS, "max_output_tokens": 900, **fields}
+    return client.responses.create(**asked)
+
+
+def refusal(server: Served, **fields: Any) -> dict[str, Any]:
+    response = httpx.post(f"{server.url}/v1/responses", json={"input": "hello", **fields}, timeout=60)
+    assert response.status_code == 400, response.text
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+def test_an_answer_in_items(client: openai.OpenAI) -> None:
+    response = ask(client)
+    thought, message, weather, clock = response.output
+    assert (thought.type, thought.content[0].text) == ("reasoning", "Which city?")
+    assert (message.type, message.content[0].text, response.output_text) == ("message", "I look.", "I look.")
+    assert (weather.type, weather.name, json.loads(weather.arguments)) == ("function_call", "weather", {"city": "Oslo"})
+    assert (clock.name, clock.arguments) == ("clock", "{}")
+    assert weather.call_id != clock.call_id
+    assert (response.status, response.model, response.error) == ("completed", "tiny", None)
+    assert response.usage.output_tokens == len(CALLING) + 1
+    assert ask(client).usage.input_tokens_details.cached_tokens > 0
+
+
+def test_a_stream_tells_the_same_piece_by_piece(client: openai.OpenAI) -> None:
+    events = list(ask(client, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    whole = [item.model_dump(exclude={"id", "call_id"}) for item in ask(client).output]
+    assert [item.model_dump(exclude={"id", "call_id"}) for item in events[-1].response.output] == whole
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.model_dump(exclude={"id", "call_id"}) for item in done] == whole
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    thought = "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
+    assert (text, thought) == ("I look.", "Which city?")
+    added = [event.item.id for event in events if event.type == "response.output_item.added"]
+    assert added == [item.id for item in events[-1].response.output]
+
+
+def test_the_clients_own_stream_helper(client: openai.OpenAI) -> None:
+    with client.responses.stream(model="tiny", input="hello", temperature=0, tools=TOOLS) as stream:
+        final = stream.get_final_response()
+    assert final.output_text == "I look."
+    assert final.output[2].name == "weather"  # type: ignore[union-attr]
+
+
+def test_a_conversation_goes_on_without_anything_stored(client: openai.OpenAI) -> None:
+    response = ask(client)
+    items = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+    items += [item.model_dump(exclude_none=True) for item in response.output]
+    calls = [item for item in response.output if item.type == "function_call"]
+    items += [{"type": "function_call_output", "call_id": call.call_id, "output": "forever"} for call in calls]
+    final = ask(client, input=items, instructions="You help.", max_output_tokens=4)
+    assert final.output_text == " tick" * 4
+    assert (final.status, final.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_calls_can_be_forced(client: openai.OpenAI) -> None:
+    for choice in ("required", {"type": "function", "name": "weather"}):
+        [call] = ask(client, tools=TOOLS[:1], tool_choice=choice, parallel_tool_calls=False).output
+        assert json.loads(call.arguments)["city"] in ("Oslo", "Rome")
+
+
+def test_text_of_a_schema(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    form = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
+    assert json.loads(ask(client, tools=[], text=form).output_text)["n"] in (1, 2)
+
+
+def test_custom_tools_and_namespaces(client: openai.OpenAI) -> None:
+    tools = [
+        {"type": "custom", "name": "clock", "description": "Takes any text."},
+        {"type": "namespace", "name": "sky", "description": "", "tools": [{**TOOLS[0], "name": "weather"}]},
+    ]
+    # The model was taught to call them without their namespace; a forced call has its full name.
+    calls = [item for item in ask(client, tools=tools).output if "call" in item.type]
+    assert [item.type for item in calls] == ["function_call", "custom_tool_call"]
+    assert calls[1].input == ""
+    choice = {"type": "function", "name": "weather", "namespace": "sky"}
+    [call] = ask(client, tools=tools, tool_choice=choice).output
+    assert (call.name, call.namespace) == ("weather", "sky")
+
+
+def test_tools_of_others_are_left_out_and_named(server: Served) -> None:
+    body = {"input": "hello", "tools": [{"type": "web_search"}, *TOOLS], "max_output_tokens": 2, "store": False}
+    response = httpx.post(f"{server.url}/v1/responses", json=body, timeout=60)
+    assert response.status_code == 200
+    assert "tools.web_search" in response.headers[UNKNOWN_FIELDS_HEADER]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": []}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input_image"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "role"),
+        ({"tools": [{"type": "teleport"}]}, "teleport"),
+        ({"tools": [{"type": "function"}]}, "name"),
+        ({"tool_choice": {"type": "file_search"}}, "file_search"),
+        ({"background": True}, "background"),
+        ({"input": "x" * 5000}, "maximum context length"),
+    ],
+)
+def test_what_makes_no_sense_is_a_400(server: Served, fields: dict[str, Any], words: str) -> None:
+    assert words in refusal(server, **fields)["message"]
+
+
+def test_an_agent_calls_a_tool_and_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The agents SDK: a turn with a call, whose result leads to the answer."""
+    agents = pytest.importorskip("agents", reason="openai-agents is not installed")
+    after_results = "'<|colours|>' if messages[-1]['role'] == 'tool'"
+    template = TEMPLATE.replace("'<|forever|>' if 'forever' in messages[-1]['content']", after_results)
+    path = write_scripted_model(tmp_path_factory.mktemp("agent") / "tiny.gguf", template=template, answer=CALLING)
+    asked: list[str] = []
+
+    @agents.function_tool
+    def weather(city: str) -> str:
+        asked.append(city)
+        return "rain"
+
+    @agents.function_tool
+    def clock() -> str:
+        return "noon"
+
+    async def turns(url: str, model: str) -> list[str]:
+        answers = []
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            for kind in (agents.OpenAIResponsesModel, agents.OpenAIChatCompletionsModel):
+                settings = agents.ModelSettings(temperature=0, max_tokens=64)
+                asked_model = kind(model=model, openai_client=client)
+                agent = agents.Agent(name="a", model=asked_model, tools=[weather, clock], model_settings=settings)
+                result = await agents.Runner.run(agent, "How is the weather?", max_turns=3)
+                answers.append(str(result.final_output))
+        return answers
+
+    with served(LLM(path, context=2048, max_sequences=2, threads=1)) as found:
+        agents.set_tracing_disabled(True)
+        answers = asyncio.run(turns(found.url, found.app.state.registry.models()[0].name))
+    assert all(answer.endswith("done") for answer in answers)
+    assert asked == ["Oslo", "Oslo"]
