@@ -3,8 +3,9 @@
     python scripts/confusion.py [FOLDER] [--types Q4_K IQ2_S ...] [--quick]
 
 FOLDER is a small model with safetensors; the source of everything. llama.cpp quantizes every matrix to one type:
-without importances, with those that were measured over a text, and with random ones over nine powers of ten. Dishonest files are made in the ways of DISHONEST, with measured importances. A file is held to be found if `verify`
-does not end with "proven". Needs llama.cpp built by scripts/build_llama_cpp.py.
+without importances, with those that were measured over a text, and with random ones over nine powers of ten.
+Dishonest files are made in the ways of DISHONEST, with measured importances. A file counts as found if `verify` does
+not end with "proven". Needs llama.cpp built by scripts/build_llama_cpp.py.
 """
 
 from __future__ import annotations

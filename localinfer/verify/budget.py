@@ -5,9 +5,14 @@ would pass: a step of zero puts every weight on its nearest level, zero. So the 
 every tensor, is compared with that of plain rounding: for a grid of n levels between plus and minus the block's
 largest magnitude, a twelfth of the squared step per weight; for a code book, a share of its energy that is usual.
 
-Limits are multiples of that. They lie at twice or more of the largest ones found among quantizations by llama.cpp of
-normal and heavy-tailed weights with importances that spread log-normally (sigma 3), with some columns ten thousand
-times as important as the rest, and with every seventh column of no importance at all; see docs/verify.md.
+Where a scale may differ from the one that chose the levels (rule "rescaled"), rows could be scaled unnoticed within
+that budget. So there, scales may not lean to one side: the product of a block's values and its errors is about zero on
+average over a row, and over a tensor, up to `lean` times the values' energy. More than seven of its own standard
+deviations beyond that is too much; honest rows stay below four.
+
+Limits of error are multiples of that of plain rounding. They lie above the largest ones found among quantizations by
+llama.cpp of normal and heavy-tailed weights with importances that spread log-normally (sigma 3), with some columns ten
+thousand times as important as the rest, and with every seventh column of no importance at all.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ class Budget:
     levels          of the grid; 0 for a code book
     share           of a code book: the usual squared error over the squared weights
     reach           the largest multiple of the stored 16-bit scale, which itself may be off by 2^-25 near zero
+    lean            by how much scales may be too large or too small on average; 0 where rules fix them
     """
 
     block: float
@@ -34,6 +40,7 @@ class Budget:
     levels: int = 0
     share: float = 0.0
     reach: float = 0.0
+    lean: float = 0.0
 
     def plain(self, weights: Floats) -> npt.NDArray[np.float64]:
         """The squared error of plain rounding, summed over each block of `weights` [n, size]: [n]."""
@@ -57,20 +64,20 @@ def energy(weights: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 BUDGETS: dict[str, Budget] = {
-    "Q4_0": Budget(block=80, tensor=6, levels=16, reach=8),
-    "Q4_1": Budget(block=160, tensor=6, levels=16, reach=16),
-    "Q5_0": Budget(block=250, tensor=6, levels=32, reach=16),
-    "Q5_1": Budget(block=250, tensor=6, levels=32, reach=32),
+    "Q4_0": Budget(block=80, tensor=8, levels=16, reach=8, lean=0.025),
+    "Q4_1": Budget(block=250, tensor=8, levels=16, reach=16, lean=0.025),
+    "Q5_0": Budget(block=250, tensor=8, levels=32, reach=16, lean=0.025),
+    "Q5_1": Budget(block=250, tensor=8, levels=32, reach=32, lean=0.025),
     "Q8_0": Budget(block=6, tensor=3, levels=255, reach=127),
-    "Q2_K": Budget(block=3, tensor=3, levels=4, reach=60),
-    "Q3_K": Budget(block=4, tensor=3, levels=8, reach=128),
-    "Q4_K": Budget(block=16, tensor=3, levels=16, reach=1008),
-    "Q5_K": Budget(block=24, tensor=3, levels=32, reach=2016),
-    "Q6_K": Budget(block=40, tensor=3, levels=64, reach=4096),
-    "IQ4_NL": Budget(block=45, tensor=4, levels=16, reach=127),
-    "IQ4_XS": Budget(block=8, tensor=3, levels=16, reach=4064),
+    "Q2_K": Budget(block=3, tensor=5, levels=4, reach=60),
+    "Q3_K": Budget(block=4, tensor=5, levels=8, reach=128),
+    "Q4_K": Budget(block=16, tensor=5, levels=16, reach=1008),
+    "Q5_K": Budget(block=24, tensor=5, levels=32, reach=2016),
+    "Q6_K": Budget(block=40, tensor=5, levels=64, reach=4096),
+    "IQ4_NL": Budget(block=45, tensor=6, levels=16, reach=127),
+    "IQ4_XS": Budget(block=8, tensor=5, levels=16, reach=4064),
     "MXFP4": Budget(block=8, tensor=4, levels=15),
-    "NVFP4": Budget(block=8, tensor=4, levels=15),
+    "NVFP4": Budget(block=8, tensor=4, levels=15, reach=6 * 2.0**14),  # its scales are rounded to 2^-10 near zero
     "TQ1_0": Budget(block=8, tensor=6, levels=3, reach=1),
     "TQ2_0": Budget(block=8, tensor=6, levels=3, reach=1),
     # A row, or a part of it, has one scale, and many runs of 32 weights are much smaller: none is judged by itself.

@@ -20,9 +20,11 @@ from localinfer.verify.rules import SAME, Rule, rules_for
 
 _WORST = 5  # places that are told
 _AHEAD = 4  # chunks that may wait
+_MOST_LEANING = 7.0  # standard deviations
 # Error feedback, and large changes of the weights, leave hardly a block with every weight on its nearest level.
 _MOST_BLOCKS = 0.5
 
+Floats = npt.NDArray[np.float32]
 Result = TypeVar("Result")
 
 
@@ -49,8 +51,11 @@ class Tally:
 
     broken     blocks that break the rule; `broken_rows` have at least one
     lavish     blocks that lose more than their budget
+    leaning    rows whose scales lean to one side
     error      of the file's values; `plain` is that of plain rounding (budget.py)
     product    of weights and the file's values, summed
+    too_small, too_small_squared   what blocks' scales are too small by beyond the budget's lean, in energy, summed;
+               and the squares of that; `too_large` alike
     """
 
     rows: int = 0
@@ -59,11 +64,16 @@ class Tally:
     broken: int = 0
     broken_rows: int = 0
     lavish: int = 0
+    leaning: int = 0
     source_energy: float = 0.0
     file_energy: float = 0.0
     product: float = 0.0
     error: float = 0.0
     plain: float = 0.0
+    too_small: float = 0.0
+    too_small_squared: float = 0.0
+    too_large: float = 0.0
+    too_large_squared: float = 0.0
     worst: tuple[Place, ...] = ()
 
     def __add__(self, other: Tally) -> Tally:
@@ -164,14 +174,8 @@ class _Examination:
         self._chunks.insert(0, chunk)
 
     def _within_budget(self, finding: Finding) -> Finding:
-        tally, budget = finding.tally, self._budget
-        if budget is None:
-            return finding
-        if tally.lavish:
-            return Finding(Verdict.UNPROVEN, "scales that lose too much", finding.way, tally)
-        if tally.error > budget.tensor * tally.plain + budget.slack * tally.weights:
-            return Finding(Verdict.UNPROVEN, "scales that lose too much all over", finding.way, tally)
-        return finding
+        complaint = complaint_about(finding.tally, self._budget)
+        return Finding(Verdict.UNPROVEN, complaint, finding.way, finding.tally) if complaint else finding
 
     def _detour(self) -> Finding | None:
         """Whether the file was made from a quantized version of the source."""
@@ -192,11 +196,30 @@ class _Examination:
         rule = min(rules, key=lambda rule: tally_chunk(self._pair, first[0], rule, self._budget, "").broken)
         tally = self._tally(rule, "", stop=False) or Tally()
         change = _change(tally)
-        if self._budget is not None and tally.broken > _MOST_BLOCKS * tally.blocks and not tally.lavish:
-            affordable = self._budget.tensor * tally.plain + self._budget.slack * tally.weights
-            if tally.error <= affordable:
-                return Finding(Verdict.UNPROVEN, "error feedback, or other weights", "", tally, change)
+        everywhere = tally.broken > _MOST_BLOCKS * tally.blocks
+        if self._budget and everywhere and not tally.lavish and tally.error <= _affordable(tally, self._budget):
+            return Finding(Verdict.UNPROVEN, "error feedback, or other weights", "", tally, change)
         return Finding(Verdict.DIFFERENT, f"breaks {rule.name}", "", tally, change)
+
+
+def complaint_about(tally: Tally, budget: Budget | None) -> str:
+    """What is wrong with the scales of blocks that obey a rule; "" if nothing is."""
+    if budget is None:
+        return ""
+    if tally.lavish:
+        return "scales that lose too much"
+    if tally.error > _affordable(tally, budget):
+        return "scales that lose too much all over"
+    leaning = _leans(tally.too_small, tally.too_small_squared) or _leans(tally.too_large, tally.too_large_squared)
+    return "scales that lean to one side" if tally.leaning or leaning else ""
+
+
+def _affordable(tally: Tally, budget: Budget) -> float:
+    return budget.tensor * tally.plain + budget.slack * tally.weights
+
+
+def _leans(total: Any, squares: Any) -> Any:
+    return total > _MOST_LEANING * np.sqrt(squares)
 
 
 def tally_chunk(pair: Pair, chunk: Chunk, rule: Rule, budget: Budget | None, way: str = "") -> Tally:
@@ -208,9 +231,9 @@ def tally_chunk(pair: Pair, chunk: Chunk, rule: Rule, budget: Budget | None, way
 
 
 def tally_blocks(
-    weights: npt.NDArray[np.float32],
+    weights: Floats,
     data: Any,
-    values: npt.NDArray[np.float32],
+    values: Floats,
     rule: Rule,
     budget: Budget | None,
     first_row: int,
@@ -225,6 +248,7 @@ def tally_blocks(
     source, error = energy(weights), energy(values - weights)
     plain = budget.plain(weights) if budget else np.zeros(1)
     lavish = error > budget.block * plain + budget.slack * weights.shape[1] if budget else np.zeros(1, bool)
+    leans = _leaning(weights, values, budget, blocks_per_row) if budget and budget.lean else {}
     told = np.union1d(broken[np.argsort(-excess[broken], kind="stable")[:_WORST]], np.flatnonzero(lavish)[:1])
     size = weights.shape[1]
     places = [
@@ -242,8 +266,23 @@ def tally_blocks(
         product=float(np.einsum("ij,ij->", weights, values, dtype=np.float64)),
         error=float(error.sum()),
         plain=float(plain.sum()),
+        **leans,
         worst=tuple(sorted(places, key=lambda place: -place.excess)[:_WORST]),
     )
+
+
+def _leaning(weights: Floats, values: Floats, budget: Budget, blocks_per_row: int) -> dict[str, Any]:
+    """Sums for `Tally` of what blocks' scales are too small, or too large, by: their values times their errors."""
+    product = np.einsum("ij,ij->i", values, weights - values, dtype=np.float64)
+    allowed = budget.lean * energy(values) + budget.slack * weights.shape[1]
+    sums: dict[str, Any] = {}
+    leaning = np.zeros(len(weights) // blocks_per_row, bool)
+    for name, side in (("too_small", product), ("too_large", -product)):
+        beyond = side - allowed
+        rows = beyond.reshape(-1, blocks_per_row)
+        leaning |= np.asarray(_leans(rows.sum(axis=1), (rows**2).sum(axis=1)))
+        sums |= {name: float(beyond.sum()), f"{name}_squared": float((beyond**2).sum())}
+    return sums | {"leaning": int(leaning.sum())}
 
 
 def _change(tally: Tally) -> float | None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from localinfer.kernels.reference.dequantize import dequantize
 from localinfer.verify.budget import BUDGETS
-from localinfer.verify.examine import Finding, tally_blocks
+from localinfer.verify.examine import Finding, complaint_about, tally_blocks
 from localinfer.verify.pair import Chunk, Pair
 from localinfer.verify.report import Limit
 from localinfer.verify.rules import Rule, rules_for
@@ -103,9 +103,9 @@ class _Trial:
 
 def _is_found(pair: Pair, rule: Rule, weights: Floats, data: memoryview | bytes, values: Floats) -> bool:
     size, budget = pair.file.type.block_size, BUDGETS.get(pair.file.type.name)
-    tally = tally_blocks(weights.reshape(-1, size), data, values.reshape(-1, size), rule, budget, 0, 1)
-    lavish = budget is not None and tally.error > budget.tensor * tally.plain + budget.slack * tally.weights
-    return bool(tally.broken or tally.lavish or lavish)
+    per_row = max(1, weights.shape[-1] // size)
+    tally = tally_blocks(weights.reshape(-1, size), data, values.reshape(-1, size), rule, budget, 0, per_row)
+    return bool(tally.broken or complaint_about(tally, budget))
 
 
 def _smallest(found: Callable[[float], bool]) -> float:

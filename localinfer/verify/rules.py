@@ -146,11 +146,11 @@ def _stored_scales(type_name: str, data: Any) -> Floats:
 
 def _in_steps(weights: Floats, placed: Placed) -> Floats:
     """(weights + minimums) / step, [n, size]; NaN where there is no step."""
-    runs: Floats = weights.reshape(*placed.steps.shape, -1)
+    runs: Array = weights.reshape(*placed.steps.shape, -1)
     if placed.minimums is not None:
         runs = runs + placed.minimums[:, :, None]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        units = runs / np.where(placed.steps == 0, np.float32(np.nan), placed.steps)[:, :, None]
+        units: Array = runs / np.where(placed.steps == 0, np.float32(np.nan), placed.steps)[:, :, None]
     found: Floats = units.reshape(weights.shape)
     return found
 

@@ -30,7 +30,7 @@ from localinfer.verify.sample import chunks_of
 
 _DROP_AFTER = 256 << 20  # bytes that may stay mapped
 # Told about the file, or about how it was quantized.
-_NOT_COMPARED = ("split.", "quantize.", "localinfer.", "general.file_type", "general.quantization_version")
+_NOT_COMPARED = ("split.", "quantize.", "localinfer.", "general.file_type", "general.quantization_", "general.name")
 # A head that is the embedding table stands only once in some files.
 _SAME_MATRIX = {"output.weight": "token_embd.weight"}
 
