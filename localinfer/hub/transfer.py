@@ -173,6 +173,8 @@ class _Download:
             kind, _, wanted = self._remote.digest.partition(":")
             if kind == "sha256" and len(announced) == len(wanted) and announced != wanted:
                 raise TransferError(f"{self._remote.url} is another file: sha256 {announced}, expected {wanted}")
+        if not self._remote.digest and self._remote.url.startswith("https:") and response.url.scheme != "https":
+            raise TransferError(f"{self._remote.url} leads to {response.url}: whoever is on the way could change it")
         total: int | None = None
         if response.status_code == 200:
             if self._position:  # the server does not send parts, or has another version of the file
