@@ -204,6 +204,14 @@ def test_a_server_without_ranges_sends_all_of_it(hub: HubServer) -> None:
     assert ranges(hub) == ["bytes=700000-"], "the whole came, and its hash was right at once"
 
 
+def test_a_server_that_begins_anew_and_breaks_off_each_time_is_given_up(hub: HubServer) -> None:
+    hub.ranges = False
+    hub.cuts.extend([Cut(500_000), *[Cut(400_000)] * 100])
+    with pytest.raises(LocalInferError, match=rf"broke off: .* \(400000 of {len(CONTENT)} bytes are here\)"):
+        pull(MODEL)
+    assert len(ranges(hub)) == 1 + transfer.FRUITLESS_TRIES
+
+
 def test_large_files_are_asked_for_in_parts(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "RESPONSE_LIMIT", 600_000)
     pull(MODEL)

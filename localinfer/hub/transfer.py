@@ -88,14 +88,14 @@ class _Download:
     def __init__(self, remote: Remote, partial: Path, report: Report, progress: Callable[[int, int], None]) -> None:
         self._remote, self._path, self._report, self._progress = remote, partial, report, progress
         self._size = remote.size
-        self._position = 0
+        self._position = self._furthest = 0
         self._fruitless = 0
 
     def run(self) -> str:
         # Written at our own position and never appended: should a file system grant a lock twice, two processes write
         # the same bytes to the same places.
         with open(self._path, "r+b" if self._path.exists() else "w+b", buffering=0) as file:
-            self._position = file.seek(0, os.SEEK_END)
+            self._position = self._furthest = file.seek(0, os.SEEK_END)
             if self._size is not None and self._position > self._size:
                 self._restart(file)
             self._hash = self._new_hash()
@@ -133,7 +133,6 @@ class _Download:
         client = get_session()
         if self._position and not (self._remote.digest or self._remote.validator):
             self._begin_again(file)  # nothing would tell whether the rest belongs to what is here
-        before = self._position
         status = 0
         wait: float | None = None
         try:
@@ -153,7 +152,7 @@ class _Download:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if self._done():
             return
-        self._pause(self._position - before, wait, reason, status)
+        self._pause(wait, reason, status)
 
     def _headers(self) -> dict[str, str]:
         headers = {**self._remote.headers, "Accept-Encoding": "identity"}
@@ -216,8 +215,12 @@ class _Download:
             raise TransferError(f"{self._remote.url} answers {status}", status=status)
         return f"{urlsplit(str(response.url)).netloc} answers {status}"
 
-    def _pause(self, gained: int, requested: float | None, reason: str, status: int) -> None:
-        self._fruitless = 0 if gained else self._fruitless + 1
+    def _pause(self, requested: float | None, reason: str, status: int) -> None:
+        """Waits as long as it makes sense before the next request; TransferError if there should be none."""
+        # What comes for the second time, from a server that does not send parts, is no gain.
+        gained = self._position - self._furthest
+        self._furthest = max(self._furthest, self._position)
+        self._fruitless = 0 if gained > 0 else self._fruitless + 1
         where = f"{self._position} of {self._size} bytes are here"
         if self._fruitless >= FRUITLESS_TRIES:
             raise TransferError(
