@@ -21,7 +21,7 @@ from localinfer.quantize import pipeline
 from localinfer.quantize.calibrate import known_from
 from localinfer.quantize.convert import Calibration, GGUFJob
 from localinfer.quantize.mixed import bits_of, bytes_of
-from localinfer.quantize.pipeline import Result, Wishes, quantize
+from localinfer.quantize.pipeline import Result, Wishes, probes_path, quantize
 from localinfer.quantize.recipes import Choice
 from localinfer.quantize.sensitivity import product_error
 from localinfer.text.tokenizer import load_tokenizer
@@ -139,6 +139,26 @@ def test_bits_per_weight_are_those_of_all_tensors(source: Path, text: str, tmp_p
     assert 4.3 < 8 * size / result.weights <= 4.5
     with pytest.raises(LocalInferError, match="does not fit"):
         run(source, tmp_path / "small.gguf", to="1.5bpw", calibrate=text)
+
+
+def test_an_interrupted_measurement_is_gone_on_with(source: Path, text: str, tmp_path: Path) -> None:
+    class Interrupting(Quiet):
+        def progress(self, what: str, done: int, total: int) -> None:
+            if what == "measuring sensitivity" and done == 4:
+                raise KeyboardInterrupt
+
+    wishes = Wishes(source, "4bpw", output=tmp_path / "out.gguf", calibrate=text, measure=False)
+    with pytest.raises(KeyboardInterrupt):
+        quantize(wishes, Interrupting())
+    journal = probes_path(tmp_path / "out.gguf")
+    lines = journal.read_text().splitlines()
+    assert len(lines) == 1 + 4
+    name, kind, divergence = json.loads(lines[1])
+    lines[1] = json.dumps([name, kind, 100 * divergence])  # to see that it is not measured again
+    journal.write_text("\n".join(lines) + "\n")
+    found = quantize(wishes, Quiet()).provenance.recipe["probes"]
+    assert found[name] == [kind, float(f"{100 * divergence:.4g}")]
+    assert not journal.exists()
 
 
 def test_single_tensors_can_be_left_out_of_the_choice(source: Path, text: str, tmp_path: Path) -> None:

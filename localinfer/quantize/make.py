@@ -86,7 +86,7 @@ def make(product: Product, output: Path, *, threads: int, force: bool, signed: b
     draft = Provenance(__version__, source, product.recipe, product.calibration, product.records({}))
     room = room_for(draft, product.width)
     layout = product.layout(padded(draft, room, product.width))
-    fingerprint = _digest([draft.to_dict(), [asdict(mark) for mark in marks], layout.size])
+    fingerprint = digest([draft.to_dict(), [asdict(mark) for mark in marks], layout.size])
     with Hashing(product.files) as hashing, WorkFile(output, fingerprint, product.member) as work:
         if work.finished:
             report.say(f"going on with {work.root.name}: {len(work.finished)} of {len(product.jobs)} tensors are there")
@@ -130,7 +130,8 @@ def _describe(made: Provenance, work: WorkFile, output: Path, signed: bool) -> N
         write_whole(place.with_name(place.name + ".intoto.json"), text)
 
 
-def _digest(value: object) -> str:
+def digest(value: object) -> str:
+    """A line that stands for a JSON value."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 

@@ -16,12 +16,13 @@ from localinfer.formats.model_file import ModelFile
 from localinfer.quantize import compressed, gguf_output
 from localinfer.quantize.calibrate import DEFAULT, Known, calibration_text, is_statistics, known_from
 from localinfer.quantize.convert import GGUFJob
-from localinfer.quantize.make import Made, Product, Report, make, refuse_existing, refuse_sources
+from localinfer.quantize.make import Made, Product, Report, digest, make, refuse_existing, refuse_sources
 from localinfer.quantize.mixed import Mix, bits_of, budget_of, bytes_of, fit, measure
 from localinfer.quantize.provenance import UNKNOWN_HASH, Provenance, SourceFile, room_for, width_in_json
 from localinfer.quantize.recipes import ALIASES, RECIPES, Choice, choose, find_recipe, is_quantized_matrix
 from localinfer.quantize.sensitivity import Prober
-from localinfer.quantize.source import describe_source, is_quantized, shape_of, source_files, weights_in
+from localinfer.quantize.source import describe_source, identities, is_quantized, shape_of, source_files, weights_in
+from localinfer.quantize.work import Journal
 
 _PROBE_WINDOW = 256  # tokens; sensitivities are measured over some windows of the calibration text, or one shorter one
 _PROBE_TOKENS = (128, 4096)  # at least and at most
@@ -109,7 +110,7 @@ def _quantize_to_gguf(wishes: Wishes, report: Report) -> Result:
         if ladder:
             recipe["tensors"] = {pattern: list(types) for pattern, types in wishes.tensors.items()}
         if mixed:
-            found = _mix(wishes, model, known, ladder, recipe, report)
+            found = _mix(wishes, model, known, ladder, recipe, output, report)
             choices, file_type = found.choices, found.file_type
             recipe |= found.recipe
         else:
@@ -130,6 +131,7 @@ def _quantize_to_gguf(wishes: Wishes, report: Report) -> Result:
             calibration=known.describe(),
         )
         made = _make(product, output, wishes, report)
+        probes_path(output).unlink(missing_ok=True)
         return _result(output, made, model, [(choice.type, choice.nbytes) for choice in choices])
 
 
@@ -139,6 +141,7 @@ def _mix(
     known: Known,
     ladder: Mapping[str, Sequence[str]],
     recipe: Mapping[str, Any],
+    output: Path,
     report: Report,
 ) -> Mix:
     """Types for so many bits per weight of all tensors, or for a file of a size, header included."""
@@ -154,11 +157,19 @@ def _mix(
     bits = bits_of(wishes.to)
     limit = bytes_of(wishes.fit) if bits is None else 0
     budget = limit - gguf_output.layout_of(model, [], 0, "").size if bits is None else budget_of(model, bits)
-    measured = measure(Prober(model, known.of_all(model), wishes.threads), budget, windows, report, ladder)
+    about = [str(identities(source_files(model, wishes.source))), known.describe(), list(map(list, windows.tokens))]
+    with Journal(probes_path(output), digest(about), output) as journal:
+        prober = Prober(model, known.of_all(model), wishes.threads, journal)
+        measured = measure(prober, budget, windows, report, ladder)
     found = measured.mix(budget)
     return (
         found if bits is not None else fit(measured, found, limit, lambda mix: _size(wishes, model, known, recipe, mix))
     )
+
+
+def probes_path(output: Path) -> Path:
+    """Where measured sensitivities are noted until the file is there."""
+    return output.with_name(output.name + ".part.probes.json")
 
 
 def _ladder(wanted: Mapping[str, Sequence[str]], model: ModelFile) -> dict[str, Sequence[str]]:

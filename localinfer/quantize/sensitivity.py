@@ -23,6 +23,7 @@ from localinfer.quantize.allocate import Option
 from localinfer.quantize.convert import NONE, Calibration, GGUFJob, quantized
 from localinfer.quantize.overlay import Overlay, Scratch
 from localinfer.quantize.recipes import Choice
+from localinfer.quantize.work import Journal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,20 +54,29 @@ class Prober:
     model: ModelFile
     calibrations: Mapping[str, Calibration]
     threads: int = 0
+    journal: Journal | None = None  # of measurements, where an interrupted run is to be gone on with
 
     def measure(self, probes: Mapping[str, str], windows: Windows, report: Report) -> list[Probe]:
         """One measurement per tensor: `probes` names the type that each is tried in."""
+        known = {(name, kind): divergence for name, kind, divergence in (self.journal.entries if self.journal else [])}
         found = []
         with Reference(self.model, windows, threads=self.threads) as reference:
             for number, (name, kind) in enumerate(probes.items()):
                 report.progress("measuring sensitivity", number, len(probes))
-                with Scratch() as scratch:
-                    tried = Overlay(self.model, {name: self.made(name, kind, scratch)})
-                    divergence = reference.compare(tried).kl_mean.value
-                found.append(Probe(name, kind, self.error(name, kind), max(divergence, 0.0)))
-                self.model.drop_pages()
+                if (name, kind) not in known:
+                    known[name, kind] = self._divergence(reference, name, kind)
+                found.append(Probe(name, kind, self.error(name, kind), known[name, kind]))
         report.progress("measuring sensitivity", len(probes), len(probes))
         return found
+
+    def _divergence(self, reference: Reference, name: str, kind: str) -> float:
+        with Scratch() as scratch:
+            tried = Overlay(self.model, {name: self.made(name, kind, scratch)})
+            divergence = max(reference.compare(tried).kl_mean.value, 0.0)
+        if self.journal is not None:
+            self.journal.note([name, kind, divergence])
+        self.model.drop_pages()
+        return divergence
 
     def made(self, name: str, kind: str, scratch: Scratch) -> Tensor:
         """A tensor in another type, whole."""

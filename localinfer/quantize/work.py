@@ -16,11 +16,84 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any, Self
 
 from localinfer.errors import LocalInferError
 
 _HASHED_AT_ONCE = 1 << 22  # bytes
+
+
+class Journal:
+    """JSON arrays in the lines of a file, under a first line that stands for what they are about; for one process.
+
+    `entries`, of so many `fields`, are those that an earlier process noted under the same first line; anything else is
+    forgotten. `writes` names what the file stands for, for messages. LocalInferError if another process has it, or if
+    it cannot be written.
+    """
+
+    def __init__(self, path: Path, fingerprint: str, writes: Path, fields: int = 3) -> None:
+        self.path = path
+        self._fields = fields
+        self.entries: list[Any] = []
+        try:
+            self._file: IO[str] = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise LocalInferError(f"cannot write {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise LocalInferError(
+                f"{writes} is being written by another process", "wait for it, or give another name with --output"
+            ) from error
+        if not self._read(fingerprint):
+            self.restart(fingerprint)
+
+    def _read(self, fingerprint: str) -> bool:
+        self._file.seek(0)
+        text = self._file.read()
+        whole, _, broken = text.rpartition("\n")
+        if broken:  # the line that was being written
+            self._file.truncate(len(whole.encode()) + 1)
+        first, *lines = whole.split("\n")
+        if first != fingerprint:
+            return False
+        try:
+            self.entries = [json.loads(line) for line in lines]
+        except ValueError:
+            return False
+        return all(isinstance(entry, list) and len(entry) == self._fields for entry in self.entries)
+
+    def restart(self, fingerprint: str) -> None:
+        """Forgets everything."""
+        self.entries = []
+        self._file.truncate(0)
+        self._write(fingerprint)
+
+    def note(self, entry: object) -> None:
+        """Writes an entry, at once."""
+        self._write(json.dumps(entry))
+
+    def _write(self, line: str) -> None:
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise LocalInferError(f"cannot write {self.path}: {error.strerror}") from error
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class WorkFile:
@@ -37,42 +110,20 @@ class WorkFile:
         self.final = final
         self.root = final.with_name(final.name + ".part")
         self.path = self.root / member if member else self.root
-        self._journal_path = final.with_name(final.name + ".part.json")
-        self.finished: dict[str, tuple[str, dict[str, str]]] = {}
+        self._journal = Journal(final.with_name(final.name + ".part.json"), fingerprint, final)
         try:
-            self._journal: IO[str] = open(self._journal_path, "a+", encoding="utf-8")  # noqa: SIM115
-        except OSError as error:
-            raise LocalInferError(f"cannot write {self._journal_path}: {error.strerror}") from error
-        try:
-            fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            self.finished: dict[str, tuple[str, dict[str, str]]] = {
+                name: (source, results) for name, source, results in self._journal.entries
+            }
+            if not (self.finished and self.path.exists()):
+                self._restart(fingerprint)
+        except BaseException:
             self._journal.close()
-            raise LocalInferError(
-                f"{final} is being written by another process", "wait for it, or give another name with --output"
-            ) from error
-        if not self._read(fingerprint):
-            self._restart(fingerprint)
-
-    def _read(self, fingerprint: str) -> bool:
-        """Takes over what an earlier process noted; whether it was making the same file."""
-        self._journal.seek(0)
-        text = self._journal.read()
-        whole, _, broken = text.rpartition("\n")
-        if broken:  # the line that was being written
-            self._journal.truncate(len(whole.encode()) + 1)
-        lines = whole.split("\n")
-        if not whole or lines[0] != fingerprint or not self.path.exists():
-            return False
-        for line in lines[1:]:
-            try:
-                name, source, results = json.loads(line)
-            except ValueError:
-                return False
-            self.finished[name] = (source, results)
-        return True
+            raise
 
     def _restart(self, fingerprint: str) -> None:
         self.finished = {}
+        self._journal.restart(fingerprint)
         try:
             if self.root.is_dir():
                 shutil.rmtree(self.root)
@@ -80,8 +131,6 @@ class WorkFile:
             self.path.parent.mkdir(exist_ok=True)
         except OSError as error:
             raise LocalInferError(f"cannot write {self.root}: {error.strerror}") from error
-        self._journal.truncate(0)
-        self._write(fingerprint)
 
     @property
     def present(self) -> int:
@@ -91,14 +140,7 @@ class WorkFile:
     def note(self, name: str, source: str, results: dict[str, str]) -> None:
         """Notes that what is made of a tensor is written."""
         self.finished[name] = (source, results)
-        self._write(json.dumps([name, source, results]))
-
-    def _write(self, line: str) -> None:
-        try:
-            self._journal.write(line + "\n")
-            self._journal.flush()
-        except OSError as error:
-            raise LocalInferError(f"cannot write {self._journal_path}: {error.strerror}") from error
+        self._journal.note([name, source, results])
 
     def publish(self) -> None:
         """Gives the file or folder its name, at once and whole. What had the name before goes."""
@@ -110,7 +152,7 @@ class WorkFile:
                 shutil.rmtree(old)
             else:
                 os.replace(self.root, self.final)
-            self._journal_path.unlink(missing_ok=True)
+            self._journal.remove()
             _sync_folder(self.final.parent)
         except OSError as error:
             raise LocalInferError(f"cannot write {self.final}: {error.strerror}") from error
