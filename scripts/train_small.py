@@ -364,7 +364,7 @@ def main() -> None:
     held_out_bytes = sum(len(text.encode("utf-8")) for text in held_out_text)
     result = {
         "parameters": parameters,
-        "size": asdict(size),
+        "size": {key: value for key, value in asdict(size).items() if key != "steps"},
         "seed": options.seed,
         "steps": trainer.steps,
         "tokens": trainer.steps * size.batch * size.context,
