@@ -23,7 +23,7 @@ from localinfer.hub.lock import locked_file
 from localinfer.hub.reference import Reference
 from localinfer.hub.report import Report
 from localinfer.hub.store import StoredFile
-from localinfer.hub.transfer import RESPONSE_LIMIT, Remote, TransferError, file_digest, transfer
+from localinfer.hub.transfer import RESPONSE_LIMIT, Remote, TransferError, file_digest, transfer, words
 
 PROBE_SECONDS = 3.0  # per connection attempt
 PROBE_LIMIT_SECONDS = 5.0  # for all of it, name look-up included, which no socket timeout covers
@@ -245,6 +245,5 @@ class _Thread:
         if error is None:
             return self._outcome[0]
         if getattr(error, "response", None) is None:
-            why = (str(error) or type(error).__name__).splitlines()[0]
-            raise Unreachable(f"{url} cannot be reached: {why}", host()) from error
+            raise Unreachable(f"{url} cannot be reached: {words(error)}", host()) from error
         raise refusal(error, reference) from error

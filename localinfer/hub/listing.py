@@ -16,7 +16,7 @@ from localinfer.hub import transfer
 from localinfer.hub.cache import snapshot
 from localinfer.hub.reference import Reference
 from localinfer.hub.report import Report
-from localinfer.hub.transfer import LONGEST_REQUESTED_WAIT, TRANSIENT, requested_wait, transport_errors
+from localinfer.hub.transfer import LONGEST_REQUESTED_WAIT, TRANSIENT, requested_wait, transport_errors, words
 
 TRIES = 5
 SHA256_DIGITS, GIT_DIGITS = 64, 40
@@ -170,9 +170,8 @@ def ask(call: Callable[[Any], Answer], reference: Reference | None, report: Repo
             raise LocalInferError(f"{reference} is no name of a repository: {error}") from error
         except failures as error:
             if attempt >= 1:
-                why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 raise Unreachable(
-                    f"{host()} cannot be reached: {why}", host(), "check the network and the proxy; what is installed "
+                    f"{host()} cannot be reached: {words(error)}", host(), "check the network and the proxy; what is installed "
                     "works without (localinfer list)"
                 ) from error  # fmt: skip
             time.sleep(transfer.FIRST_WAIT)

@@ -35,6 +35,7 @@ MUCH = 1 << 20  # a connection that brought so many bytes is made anew without w
 RESPONSE_LIMIT = 32 * 10**9  # bytes asked for at once: content delivery networks refuse to send 50 GB in one answer
 HASH_CHUNK = 1 << 20
 TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
+ERROR_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
@@ -149,7 +150,7 @@ class _Download:
                     wait = requested_wait(response.headers)
                     reason = self._refusal(response, file)
         except transport_errors(client) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            reason = words(error)
         if self._done():
             return
         self._pause(wait, reason, status)
@@ -330,6 +331,12 @@ def transport_errors(client: Any) -> tuple[type[Exception], ...]:
 
     base = next(kind for kind in type(client).__mro__ if kind.__module__.partition(".")[0].startswith("httpx"))
     return (import_module(base.__module__.partition(".")[0]).HTTPError,)
+
+
+def words(error: Exception) -> str:
+    """What an error of the network says, in one line and without its number."""
+    lines = str(error).strip().splitlines()
+    return ERROR_NUMBER.sub("", lines[0]) if lines else type(error).__name__
 
 
 def _timeout() -> float:

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 from localinfer.errors import LocalInferError, UnsupportedError
 from localinfer.hub.listing import Unreachable, offline
 from localinfer.hub.report import Report
-from localinfer.hub.transfer import Remote, TransferError, transfer, transport_errors
+from localinfer.hub.transfer import Remote, TransferError, transfer, transport_errors, words
 
 SOURCE = "source.json"
 MAGIC = b"GGUF"
@@ -99,7 +99,7 @@ def _ask(url: str) -> tuple[int | None, str]:
             url, follow_redirects=True, timeout=PROBE_SECONDS, headers={"Accept-Encoding": "identity"}
         )  # fmt: skip
     except transport_errors(client) as error:
-        raise Unreachable(f"{url} cannot be reached: {error}", urlsplit(url).netloc) from error
+        raise Unreachable(f"{url} cannot be reached: {words(error)}", urlsplit(url).netloc) from error
     if answer.status_code in (405, 501):  # a server that answers GET only
         return None, ""
     if answer.status_code >= 400 and answer.status_code not in (429, 500, 502, 503, 504):
