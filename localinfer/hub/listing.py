@@ -170,10 +170,8 @@ def ask(call: Callable[[Any], Answer], reference: Reference | None, report: Repo
             raise LocalInferError(f"{reference} is no name of a repository: {error}") from error
         except failures as error:
             if attempt >= 1:
-                raise Unreachable(
-                    f"{host()} cannot be reached: {words(error)}", host(), "check the network and the proxy; what is installed "
-                    "works without (localinfer list)"
-                ) from error  # fmt: skip
+                hint = "check the network and the proxy; what is installed works without (localinfer list)"
+                raise Unreachable(f"{host()} cannot be reached: {words(error)}", host(), hint) from error
             time.sleep(transfer.FIRST_WAIT)
     raise AssertionError("unreachable")
 
