@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.thread import Job
 from localinfer.server.answers import AnswerForm
 from localinfer.server.errors import invalid
@@ -26,13 +27,22 @@ class Conversation(Task[ChatCompletionRequest]):
         self.form = AnswerForm(fields, tools, llm)
         prompt = llm.chat_tokens(messages, {**variables, **self.form.variables})
         self.form.look_at(prompt)
+        return self._job(prompt, llm.chat_defaults, "messages")
+
+    def continue_text(self, prompt: Sequence[int]) -> list[Job]:
+        """The engine's job for a text that is continued as it is."""
+        self.form = AnswerForm(self.fields, None, self.model.llm)
+        return self._job(prompt, SamplingParams(temperature=1.0), "prompt")
+
+    def _job(self, prompt: Sequence[int], defaults: SamplingParams, what: str) -> list[Job]:
+        fields, llm = self.fields, self.model.llm
         wanted = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
         if fields.top_logprobs and not fields.logprobs:
             raise invalid("top_logprobs: it needs logprobs to be true", param="top_logprobs")
         params = sampling_params(
             fields,
-            llm.chat_defaults,
-            room_for_answer(len(prompt), llm.context, wanted, "messages"),
+            defaults,
+            room_for_answer(len(prompt), llm.context, wanted, what),
             logprobs=bool(fields.logprobs),
             top_logprobs=fields.top_logprobs or 0,
         )

@@ -44,7 +44,7 @@ async def create(http: HttpRequest) -> Response:
             record.model = model.name
             llm = model.llm
             pooling = pooling_of(llm.metadata)
-            jobs = await asyncio.to_thread(_jobs, body.fields, llm, pooling)
+            jobs = await asyncio.to_thread(embedding_jobs, body.fields, llm, pooling)
             answers = model.thread.submit(jobs)
             async with while_connected(http, answers):
                 for request in await answers.accepted():
@@ -69,7 +69,8 @@ def unit_length(vector: array[float]) -> array[float]:
     return array("f", [value / norm for value in vector]) if norm > 0 else vector
 
 
-def _jobs(fields: EmbeddingRequest, llm: LLM, pooling: Pooling) -> list[Job]:
+def embedding_jobs(fields: EmbeddingRequest, llm: LLM, pooling: Pooling) -> list[Job]:
+    """What the engine is asked. ApiError for inputs that cannot be embedded."""
     size = llm.metadata.get(f"{llm.metadata.get('general.architecture')}.embedding_length")
     if fields.dimensions is not None and fields.dimensions != size:
         raise invalid(

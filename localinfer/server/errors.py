@@ -11,8 +11,10 @@ from localinfer.engine.thread import EngineFailedError, EngineStoppedError, Queu
 from localinfer.errors import ContextLengthError, LocalInferError
 from localinfer.server.schemas.anthropic import AnthropicError, AnthropicErrorDetail
 from localinfer.server.schemas.errors import ErrorBody, ErrorDetail
+from localinfer.server.schemas.ollama import OllamaError
 
 ANTHROPIC = "/v1/messages"  # paths that begin so speak Anthropic's protocol
+OLLAMA = "/api/"  # ... and Ollama's
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -84,8 +86,17 @@ def as_api_error(error: Exception) -> ApiError:
 def error_response(error: Exception, path: str = "") -> Response:
     """The error as an HTTP answer of the endpoint at `path`, whose clients may expect it in a form of their own."""
     found = as_api_error(error)
-    body = anthropic_error(found) if path.startswith(ANTHROPIC) else found.body
+    body = found.body
+    if path.startswith(ANTHROPIC):
+        body = anthropic_error(found)
+    elif path.startswith(OLLAMA):
+        body = ollama_error(found)
     return Response(body, status_code=found.status, media_type="application/json", headers=found.headers)
+
+
+def ollama_error(error: ApiError) -> bytes:
+    """The error as Ollama's clients expect it."""
+    return msgspec.json.encode(OllamaError(error.message))
 
 
 def anthropic_error(error: ApiError) -> bytes:

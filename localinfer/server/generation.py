@@ -38,6 +38,8 @@ class Task(ABC, Generic[Fields]):
     id_prefix: ClassVar[str]
     chunk_object: ClassVar[str] = ""  # what an event calls itself
     ping: ClassVar[bytes] = PING  # sent while there is nothing else
+    media_type: ClassVar[str] = EventStream.media_type  # of a streamed answer
+    streams_unless_told: ClassVar[bool] = False
     fingerprint = f"localinfer-{__version__}"
 
     def __init__(self, body: Body[Fields], model: ServedModel) -> None:
@@ -67,6 +69,12 @@ class Task(ABC, Generic[Fields]):
         fields: Fields = self.body.fields
         return fields
 
+    @classmethod
+    def model_of(cls, fields: Any) -> str | None:
+        """The model that is asked for; None is the default one."""
+        found: str | None = fields.model
+        return found
+
     @abstractmethod
     def jobs(self) -> list[Job]:
         """What the engine is asked. Runs in a thread of its own: templates and tokenizers take their time."""
@@ -74,6 +82,10 @@ class Task(ABC, Generic[Fields]):
     @abstractmethod
     def whole(self, texts: Sequence[str]) -> msgspec.Struct:
         """The answer to a request without `stream`; `texts` of all choices."""
+
+    def encoded(self, answer: msgspec.Struct) -> bytes:
+        """The answer as JSON."""
+        return msgspec.json.encode(answer)
 
     @abstractmethod
     def events(self, outputs: Sequence[Output]) -> bytes:
@@ -131,7 +143,7 @@ async def generate(http: HttpRequest, kind: type[Task[Any]]) -> Response:
         record = await stack.enter_async_context(recorded(http, kind.path))
         body = await read_body(http, kind.schema)
         record.ignored_fields = body.unknown
-        model = await stack.enter_async_context(state.registry.use(body.fields.model))
+        model = await stack.enter_async_context(state.registry.use(kind.model_of(body.fields)))
         record.model = model.name
         task = kind(body, model)
         record.id = task.id
@@ -142,13 +154,14 @@ async def generate(http: HttpRequest, kind: type[Task[Any]]) -> Response:
         task.start(await answers.accepted())
         for request in task.requests:
             record.add(request, model.llm.tokenizer)
-        if not body.fields.stream:
+        streams = kind.streams_unless_told if body.fields.stream is None else body.fields.stream
+        if not streams:
             return await _whole(task, answers, record)
         record.streamed = True
         # What fails until the first token has a status of its own, unless that takes long.
         first = await answers.next(state.settings.ping_seconds)
         events = _events(http, task, answers, record, first)
-        return EventStream(events, stack.pop_all(), task.body.headers)
+        return EventStream(events, stack.pop_all(), task.body.headers, kind.media_type)
     raise AssertionError("nothing in the block suppresses exceptions")
 
 
@@ -158,8 +171,8 @@ async def _whole(task: Task[Any], answers: Answers, record: RequestRecord) -> Re
         outputs = await answers.next()
         for output in outputs:
             texts[task.index(output)].append(output.text)
-    answer = task.whole(["".join(pieces) for pieces in texts])
-    return Response(msgspec.json.encode(answer), media_type="application/json", headers=task.body.headers)
+    answer = task.encoded(task.whole(["".join(pieces) for pieces in texts]))
+    return Response(answer, media_type="application/json", headers=task.body.headers)
 
 
 async def _events(
@@ -173,7 +186,7 @@ async def _events(
             if outputs:
                 if data := task.events(outputs):
                     yield data
-            else:
+            elif task.ping:
                 yield task.ping
             if answers.over:
                 break

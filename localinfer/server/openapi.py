@@ -59,8 +59,8 @@ def _operation(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {endpoint.media_type: {"schema": schemas.get(endpoint.response, undescribed)}}
     about = "The answer"
     if endpoint.streams:
-        content["text/event-stream"] = {}
-        about += "; with `stream`, events with a chunk of it each, `data: {...}`, and `data: [DONE]` at its end"
+        content[endpoint.streamed_type] = {}
+        about += "; with `stream`, piece by piece"
     operation: dict[str, Any] = {
         "operationId": f"{endpoint.handler.__module__.rpartition('.')[2]}_{endpoint.handler.__name__}",
         "summary": endpoint.summary,

@@ -9,7 +9,19 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localinfer.server import anthropic, chat, completions, embeddings, models, openapi, responses, status, tokens
+from localinfer.server import (
+    anthropic,
+    chat,
+    completions,
+    embeddings,
+    models,
+    ollama,
+    ollama_models,
+    openapi,
+    responses,
+    status,
+    tokens,
+)
 from localinfer.server.schemas.anthropic import (
     AnthropicError,
     AnthropicMessage,
@@ -22,6 +34,18 @@ from localinfer.server.schemas.completions import CompletionRequest, TextComplet
 from localinfer.server.schemas.embeddings import EmbeddingRequest, EmbeddingResponse
 from localinfer.server.schemas.errors import ErrorBody
 from localinfer.server.schemas.models import ModelCard, ModelList
+from localinfer.server.schemas.ollama import (
+    OllamaAnswer,
+    OllamaChatRequest,
+    OllamaEmbedding,
+    OllamaEmbedRequest,
+    OllamaError,
+    OllamaGenerateRequest,
+    OllamaModel,
+    OllamaModels,
+    OllamaShowRequest,
+    OllamaVersion,
+)
 from localinfer.server.schemas.responses import ResponseObject, ResponsesRequest
 from localinfer.server.schemas.status import Health, Props, Slot, Welcome
 from localinfer.server.schemas.tokens import (
@@ -49,6 +73,7 @@ class Endpoint:
     summary: str
     request: Any = None
     response: Any = None
+    streamed_type: str = "text/event-stream"  # of a streamed answer
     streams: bool = False  # whether `"stream": true` makes it answer with server-sent events
     query: tuple[tuple[str, str], ...] = ()
     media_type: str = "application/json"  # of the answer
@@ -133,6 +158,56 @@ ENDPOINTS = (
         "Write messages as a prompt",
         ApplyTemplateRequest,
         ApplyTemplateResponse,
+    ),
+    Endpoint(
+        "POST",
+        "/api/chat",
+        ollama.chat,
+        "Answer a conversation, in Ollama's protocol",
+        OllamaChatRequest,
+        OllamaAnswer,
+        streams=True,
+        streamed_type=ollama.LINES,
+        error=OllamaError,
+    ),
+    Endpoint(
+        "POST",
+        "/api/generate",
+        ollama.complete,
+        "Answer a prompt, in Ollama's protocol",
+        OllamaGenerateRequest,
+        OllamaAnswer,
+        streams=True,
+        streamed_type=ollama.LINES,
+        error=OllamaError,
+    ),
+    Endpoint(
+        "POST",
+        "/api/embed",
+        ollama_models.embed,
+        "Make vectors of texts, in Ollama's protocol",
+        OllamaEmbedRequest,
+        OllamaEmbedding,
+        error=OllamaError,
+    ),
+    Endpoint(
+        "POST",
+        "/api/show",
+        ollama_models.show,
+        "Describe a model, in Ollama's protocol",
+        OllamaShowRequest,
+        OllamaModel,
+        error=OllamaError,
+    ),
+    Endpoint("GET", "/api/tags", ollama_models.tags, "List what is served", response=OllamaModels, error=OllamaError),
+    Endpoint("GET", "/api/ps", ollama_models.running, "List what is loaded", response=OllamaModels, error=OllamaError),
+    Endpoint(
+        "GET",
+        "/api/version",
+        ollama_models.version,
+        "Say which version of Ollama's API this is",
+        response=OllamaVersion,
+        error=OllamaError,
     ),
     Endpoint("GET", "/", status.welcome, "Say what this is", response=Welcome),
     Endpoint("GET", "/health", status.health, "Say whether requests can be answered", response=Health),

@@ -21,9 +21,16 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], stack: AsyncExitStack, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        stack: AsyncExitStack,
+        headers: Mapping[str, str],
+        media_type: str = media_type,
+    ) -> None:
         # Proxies such as nginx would collect events otherwise.
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        more = {"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
+        super().__init__(headers=more, media_type=media_type)
         del self.headers["content-length"]
         self._events = events
         self._stack = stack
