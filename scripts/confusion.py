@@ -1,6 +1,7 @@
 """Verify's confusion table: honest files and others, by llama.cpp and localinfer, in every type, against one source.
 
     python scripts/confusion.py [FOLDER] [--types Q4_K IQ2_S ...] [--quick]
+    python scripts/confusion.py --fixtures      rewrites tests/data/llama_cpp_blocks.npz: blocks by llama.cpp
 
 FOLDER is a small model with safetensors; the source of everything. llama.cpp quantizes every matrix to one type:
 without importances, with those that were measured over a text, and with random ones over nine powers of ten.
@@ -11,6 +12,7 @@ not end with "proven". Needs llama.cpp built by scripts/build_llama_cpp.py.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import shutil
 import tempfile
@@ -25,24 +27,26 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp_quantize import Quantizer
 from measure import table
-from peer import add_peer_argument
+from peer import add_peer_argument, binary
 
 from localinfer.checkpoints import open_model
 from localinfer.checkpoints.values import float_rows
 from localinfer.evaluate.texts import default_text
 from localinfer.formats.gguf import open_gguf
+from localinfer.kernels.types import TYPES
 from localinfer.quantize.calibration import Statistics, collect
 from localinfer.quantize.pipeline import Wishes as QuantizeWishes
 from localinfer.quantize.pipeline import quantize
 from localinfer.verify.report import Exit, Report
 from localinfer.verify.verification import Wishes, verify
 
-DEFAULT_MODEL = Path(__file__).resolve().parents[1] / "tests" / "data" / "presidents-1m"
+DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
+DEFAULT_MODEL, FIXTURES = DATA / "presidents-1m", DATA / "llama_cpp_blocks.npz"
 LLAMA_CPP_TYPES = (
     "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4",
     "Q3_K", "IQ3_S", "IQ3_XXS", "Q2_K", "IQ2_S", "IQ2_XS", "IQ2_XXS", "TQ2_0", "TQ1_0", "IQ1_M", "IQ1_S",
 )  # fmt: skip
-NEED_IMPORTANCE = {"IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"}  # llama.cpp refuses them without
+NEED_IMPORTANCE = {"IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"}  # llama.cpp refuses them without
 OURS = (
     "q8_0",
     "q6_k",
@@ -265,6 +269,30 @@ def importances(statistics: Statistics, plain: Path) -> tuple[dict[str, Floats],
     return measured, harsh
 
 
+def write_fixtures(source: Path) -> None:
+    """Some rows of weights, importances of their columns, and what llama.cpp makes of them with and without those."""
+    library = ctypes.CDLL(str(binary(source, "libggml-base.so")))
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    pointers, sizes = [ctypes.c_void_p] * 2, [ctypes.c_int64] * 3
+    library.ggml_quantize_chunk.argtypes = (ctypes.c_int, *pointers, *sizes, ctypes.c_void_p)
+    random = np.random.default_rng(4)
+    weights = (random.standard_t(5, (4, 512)) * 0.02).astype(np.float32)
+    weights[1, :256] = 0  # not less: IQ3_S shifts what follows a run of 32 zeros within a block
+    importance = np.exp(1.5 * random.standard_normal(512)).astype(np.float32)
+    arrays = {"weights": weights, "importance": importance}
+    for name in LLAMA_CPP_TYPES:
+        for case, pointer in (("plain", None), ("weighted", importance.ctypes.data)):
+            if pointer is None and name in NEED_IMPORTANCE:
+                continue
+            made = np.zeros(len(weights) * TYPES[name].row_bytes(weights.shape[1]), np.uint8)
+            library.ggml_quantize_chunk(
+                TYPES[name].id, weights.ctypes.data, made.ctypes.data, 0, *weights.shape, pointer
+            )
+            arrays[f"{name} {case}"] = made
+    np.savez_compressed(FIXTURES, **arrays)
+    print(f"{FIXTURES}: {FIXTURES.stat().st_size} bytes")
+
+
 def told(outcomes: Sequence[Outcome]) -> None:
     """A row per type, a column per case: P proven, ? not proven, X refuted."""
     cases = list(dict.fromkeys(outcome.case for outcome in outcomes))
@@ -288,8 +316,12 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?", default=DEFAULT_MODEL)
     parser.add_argument("--types", nargs="*", default=LLAMA_CPP_TYPES, choices=LLAMA_CPP_TYPES)
     parser.add_argument("--quick", action="store_true", help="honest files only")
+    parser.add_argument("--fixtures", action="store_true", help="rewrite the tests' fixtures")
     add_peer_argument(parser)
     arguments = parser.parse_args()
+    if arguments.fixtures:
+        write_fixtures(arguments.llama_cpp)
+        return
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         plain = folder / "plain.gguf"

@@ -78,8 +78,8 @@ BUDGETS: dict[str, Budget] = {
     "IQ4_XS": Budget(block=8, tensor=5, levels=16, reach=4064),
     "MXFP4": Budget(block=8, tensor=4, levels=15),
     "NVFP4": Budget(block=8, tensor=4, levels=15, reach=6 * 2.0**14),  # its scales are rounded to 2^-10 near zero
-    "TQ1_0": Budget(block=8, tensor=6, levels=3, reach=1),
-    "TQ2_0": Budget(block=8, tensor=6, levels=3, reach=1),
+    "TQ1_0": Budget(block=8, tensor=2.5, levels=3, reach=1),
+    "TQ2_0": Budget(block=8, tensor=2.5, levels=3, reach=1),
     # A row, or a part of it, has one scale, and many runs of 32 weights are much smaller: none is judged by itself.
     **dict.fromkeys(("I8_32", "I8_128"), Budget(block=1e9, tensor=50, share=1e-4)),
     **dict.fromkeys(("I4_32", "I4_64", "I4_128"), Budget(block=1e9, tensor=8, share=0.02)),

@@ -23,6 +23,8 @@ _AHEAD = 4  # chunks that may wait
 _MOST_LEANING = 7.0  # standard deviations
 # Error feedback, and large changes of the weights, leave hardly a block with every weight on its nearest level.
 _MOST_BLOCKS = 0.5
+_FEW_BROKEN = 0.3  # of the blocks are whole
+_RELATED = 0.3  # less correlation is none
 
 Floats = npt.NDArray[np.float32]
 Result = TypeVar("Result")
@@ -52,6 +54,7 @@ class Tally:
     broken     blocks that break the rule; `broken_rows` have at least one
     lavish     blocks that lose more than their budget
     leaning    rows whose scales lean to one side
+    excess     by how much broken blocks break the rule, summed; more than 100 steps count as 100
     error      of the file's values; `plain` is that of plain rounding (budget.py)
     product    of weights and the file's values, summed
     too_small, too_small_squared   what blocks' scales are too small by beyond the budget's lean, in energy, summed;
@@ -65,6 +68,7 @@ class Tally:
     broken_rows: int = 0
     lavish: int = 0
     leaning: int = 0
+    excess: float = 0.0
     source_energy: float = 0.0
     file_energy: float = 0.0
     product: float = 0.0
@@ -183,7 +187,7 @@ class _Examination:
             for name, quantizer in self._quantizers.items():
                 if self._reproduced(way, quantizer):
                     return Finding(Verdict.UNPROVEN, f"requantized, {name}", way)
-            for rule in self._rules:
+            for rule in (rule for rule in self._rules if rule.sharp):
                 tally = self._tally(rule, way, stop=True)
                 if tally is not None and not tally.broken:
                     return Finding(Verdict.UNPROVEN, f"requantized, {rule.name}", way, tally)
@@ -192,12 +196,12 @@ class _Examination:
     def _departure(self) -> Finding:
         """The weights are others, or were quantized in a way that is not known."""
         first = [self._chunks[0]]
-        rules = self._rules or (SAME,)
+        rules = tuple(reversed(self._rules)) or (SAME,)
         rule = min(rules, key=lambda rule: tally_chunk(self._pair, first[0], rule, self._budget, "").broken)
         tally = self._tally(rule, "", stop=False) or Tally()
         change = _change(tally)
-        everywhere = tally.broken > _MOST_BLOCKS * tally.blocks
-        if self._budget and everywhere and not tally.lavish and tally.error <= _affordable(tally, self._budget):
+        close = tally.broken > _MOST_BLOCKS * tally.blocks and tally.correlation > _RELATED and not tally.lavish
+        if self._budget and close and tally.error <= _affordable(tally, self._budget):
             return Finding(Verdict.UNPROVEN, "error feedback, or other weights", "", tally, change)
         return Finding(Verdict.DIFFERENT, f"breaks {rule.name}", "", tally, change)
 
@@ -248,7 +252,7 @@ def tally_blocks(
     source, error = energy(weights), energy(values - weights)
     plain = budget.plain(weights) if budget else np.zeros(1)
     lavish = error > budget.block * plain + budget.slack * weights.shape[1] if budget else np.zeros(1, bool)
-    leans = _leaning(weights, values, budget, blocks_per_row) if budget and budget.lean else {}
+    leans = _leaning(weights, values, budget, blocks_per_row) if budget and rule.free_scale else {}
     told = np.union1d(broken[np.argsort(-excess[broken], kind="stable")[:_WORST]], np.flatnonzero(lavish)[:1])
     size = weights.shape[1]
     places = [
@@ -261,6 +265,7 @@ def tally_blocks(
         broken=len(broken),
         broken_rows=len(np.unique(broken // blocks_per_row)),
         lavish=int(lavish.sum()),
+        excess=float(np.minimum(excess[broken], 100).sum()),
         source_energy=float(source.sum()),
         file_energy=float(energy(values).sum()),
         product=float(np.einsum("ij,ij->", weights, values, dtype=np.float64)),
@@ -286,20 +291,23 @@ def _leaning(weights: Floats, values: Floats, budget: Budget, blocks_per_row: in
 
 
 def _change(tally: Tally) -> float | None:
-    """How far other weights may be from the source's, relative to them, root mean square.
+    """How far other weights may be from the source's, relative to them, root mean square; None if that cannot be told.
 
-    Large changes show in the error beyond that of plain rounding. Small ones show in the share of weights that cross a
-    border between levels, which is their mean size over the step: a block of n weights stays whole with probability
-    exp(-n * share). The step is what makes an error of step^2 / 12.
+    Small changes show in the share of weights that cross a border between levels, which is their mean size over the
+    step: a block of n weights stays whole with probability exp(-n * share). Larger ones show in how far the worst
+    weight of a block lies beyond its border, some two of their standard deviations; the largest in the error beyond
+    that of plain rounding. The step is what makes an error of step^2 / 12.
     """
     if not tally.source_energy or not tally.blocks:
         return None
-    beyond = max(0.0, tally.error - tally.plain) / tally.source_energy
+    plain = math.sqrt(tally.plain / tally.source_energy) if tally.plain else tally.relative_error
+    step = math.sqrt(12) * min(tally.relative_error, plain)
+    beyond = math.sqrt(max(0.0, tally.relative_error**2 - plain**2)) if tally.plain else tally.relative_error
     whole = 1 - tally.broken / tally.blocks
-    if whole < 0.02 or beyond > tally.plain / tally.source_energy:
-        return math.sqrt(beyond) if beyond else tally.relative_error
-    share = -math.log(whole) / (tally.weights / tally.blocks)
-    return share * math.sqrt(12) * tally.relative_error * math.sqrt(math.pi / 2)
+    if whole > _FEW_BROKEN:
+        share = -math.log(whole) / (tally.weights / tally.blocks)
+        return share * step * math.sqrt(math.pi / 2)
+    return max(beyond, tally.excess / tally.broken / 2 * step if tally.plain else 0.0)
 
 
 def _in_order(

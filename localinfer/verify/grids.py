@@ -35,6 +35,11 @@ class Levels:
     lower: Floats
     upper: Floats
 
+    @property
+    def spacing(self) -> float:
+        """Between neighbours, on average."""
+        return float(self.values[-1] - self.values[0]) / (len(self.values) - 1)
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -250,18 +255,19 @@ def _halves(block: Array) -> Placed:
 
 
 def _e4m3() -> Floats:
-    """What each of 256 bytes stands for: 1 sign, 4 exponent and 3 mantissa bits; NaN for two."""
+    """What each of 256 bytes stands for: 1 sign, 4 exponent and 3 mantissa bits. NaN counts as 480."""
     code = np.arange(256)
     exponent, mantissa = (code >> 3) & 15, code & 7
     size = np.where(exponent > 0, np.ldexp(1 + mantissa / 8, exponent - 7), np.ldexp(mantissa / 8, -6))
-    size[code & 127 == 127] = np.nan
     return _float(np.where(code & 128, -size, size))
 
 
 _E4M3_VALUES = _e4m3()
-_E4M3_LEVELS = np.unique(_E4M3_VALUES[~np.isnan(_E4M3_VALUES)])
-# A NaN gets the place of the largest; the finite values of such a block are asked for elsewhere.
-_E4M3_PLACES = np.minimum(np.searchsorted(_E4M3_LEVELS, _E4M3_VALUES), len(_E4M3_LEVELS) - 1).astype(np.uint8)
+_E4M3_LEVELS = _levels(np.unique(_E4M3_VALUES))
+# No weight is put on NaN: those beyond 448 are clipped.
+_E4M3_LEVELS.upper[[0, -2]] = -np.inf, np.inf
+_E4M3_LEVELS.lower[[1, -1]] = -np.inf, np.inf
+_E4M3_PLACES = np.searchsorted(_E4M3_LEVELS.values, _E4M3_VALUES).astype(np.uint8)
 
 
 def _small_floats(block: Array) -> Placed:
@@ -270,4 +276,4 @@ def _small_floats(block: Array) -> Placed:
 
 GRIDS |= dict.fromkeys(("I8_32", "I8_128"), Grid(_levels(range(-128, 128)), _signed_bytes))
 GRIDS |= dict.fromkeys(("I4_32", "I4_64", "I4_128"), Grid(_levels(range(16)), _halves))
-GRIDS |= dict.fromkeys(("F8_32", "F8_128"), Grid(_levels(_E4M3_LEVELS), _small_floats))
+GRIDS |= dict.fromkeys(("F8_32", "F8_128"), Grid(_E4M3_LEVELS, _small_floats))

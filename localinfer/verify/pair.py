@@ -29,8 +29,9 @@ class Chunk(NamedTuple):
 
 # What weights may have gone through on their way, and lose a little by: names of types.
 CONVERSIONS = ("F16", "BF16")
-# Quantizations that leave no choice. A file that was made from one of these was not made from the source itself.
-REQUANTIZATIONS = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+# Quantizations that leave no choice, and whose grids are so fine that no other type's borders lie on them. A file that
+# was made from one of these was not made from the source itself.
+REQUANTIZATIONS = ("Q8_0",)
 
 
 @dataclass(frozen=True)

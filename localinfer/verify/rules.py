@@ -9,7 +9,8 @@ weights, and nothing need be known about the search for its scales:
     coarse     the same, but weights may have been divided by their scale in bfloat16, as quantizers in torch do it:
                integers and FP8 in safetensors
     rounded    every weight lies nearest to its own level under a scale that rounds to the stored one: scales are
-               computed in 32 bits and stored in 16 (IQ4_NL, IQ4_XS, TQ1_0, TQ2_0)
+               computed in 32 bits and stored in 16 (IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, and all with one scale when made
+               without importances)
     rescaled   every weight lies nearest to its own level under some scale (and minimum), not too far from the stored
                one: Q4_0, Q4_1, Q5_0, Q5_1, where the scale is replaced by a weighted mean when the levels are chosen
     book       every group of weights has an entry that its rounding leads to under some scale, and every weight its
@@ -58,10 +59,15 @@ class Rule:
 
     0 where it obeys. In steps of its grid; of signs, in units of the block's mean magnitude. `data` are the n blocks,
     `values` what they stand for.
+
+    sharp       whether it asks for much also where many weights are equal, as they are after quantization
+    free_scale  whether it leaves open by how much a row is scaled
     """
 
     name: str
     excess: Callable[[Floats, Any, Floats], Floats]
+    sharp: bool = True
+    free_scale: bool = False
 
 
 def rules_for(type_name: str) -> tuple[Rule, ...]:
@@ -114,8 +120,8 @@ def _rounded(type_name: str) -> Rule:
     return Rule("rounded", excess)
 
 
-def _rescaled(type_name: str) -> Rule:
-    """Blocks of one scale."""
+def _rescaled(type_name: str, most: float = _MOST_RESCALED) -> Rule:
+    """Blocks of one scale, which is at most `most` times as large or small as the one that chose the levels."""
     levels = GRIDS[type_name].levels
 
     def excess(weights: Floats, data: Any, values: Floats) -> Floats:
@@ -124,7 +130,7 @@ def _rescaled(type_name: str) -> Rule:
         beyond = _beyond(levels, placed.codes, units)
         broken = np.flatnonzero(beyond)
         smallest, largest = _rounding(np.abs(placed.steps[broken, 0]))
-        smallest, largest = smallest / _MOST_RESCALED, largest * _MOST_RESCALED
+        smallest, largest = smallest / most, largest * most
         if placed.minimums is None:
             beyond[broken] = _under_one_scale(levels, placed, units, broken, smallest, largest)
             return beyond
@@ -135,7 +141,7 @@ def _rescaled(type_name: str) -> Rule:
             beyond[some] = _under_scale_and_minimum(levels, codes, plain, smallest[part], largest[part])
         return beyond
 
-    return Rule("rescaled", excess)
+    return Rule("rescaled", excess, free_scale=True) if most > 1 else Rule("rounded", excess)
 
 
 def _stored_scales(type_name: str, data: Any) -> Floats:
@@ -161,7 +167,7 @@ def _beyond(levels: Levels, codes: Array, units: Floats, leeway: Floats | None =
     if leeway is not None:
         beyond = beyond - leeway
     worst = np.fmax.reduce(beyond, axis=1)
-    excess: Floats = np.where(worst > _TOLERANCE, worst, np.float32(0))
+    excess: Floats = np.where(worst > _TOLERANCE, worst / levels.spacing, np.float32(0))
     return excess
 
 
@@ -189,7 +195,7 @@ def _under_one_scale(
     first = np.fmax.reduce(np.where(zero, -np.inf, first), axis=1)
     last = np.fmin.reduce(np.where(zero, np.inf, last), axis=1)
     gap = np.maximum(first, smallest) - np.minimum(last, largest) * (1 + _SCALE_TOLERANCE)
-    return _steps_of_gap(gap, misplaced, np.fmax.reduce(np.abs(units), axis=1))
+    return _steps_of_gap(gap, misplaced, np.fmax.reduce(np.abs(units), axis=1) / levels.spacing)
 
 
 def _under_scale_and_minimum(
@@ -208,7 +214,7 @@ def _under_scale_and_minimum(
     last = np.where(difference < 0, factor, np.inf).min(axis=(1, 2))
     misplaced = ((difference == 0) & (distance > 0)).any(axis=(1, 2))
     gap = np.maximum(first, smallest) - np.minimum(last, largest) * (1 + _SCALE_TOLERANCE)
-    return _steps_of_gap(gap, misplaced, units.max(axis=1) - units.min(axis=1))
+    return _steps_of_gap(gap, misplaced, (units.max(axis=1) - units.min(axis=1)) / levels.spacing)
 
 
 def _steps_of_gap(gap: Doubles, misplaced: Array, extent: Doubles) -> Floats:
@@ -236,7 +242,7 @@ def _split(type_name: str) -> Rule:
         unexplained = unexplained_runs(type_name, weights, data, values).any(axis=1)
         return np.where(unexplained, _HALF_STEP, np.float32(0))
 
-    return Rule("split", excess)
+    return Rule("split", excess, sharp=False)
 
 
 def _every_sign(type_name: str, weights: Floats, values: Floats) -> Floats:
@@ -290,7 +296,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     **{name: (_nearest(name), _coarse(name)) for name in INTERNAL},
     **{name: (_nearest(name),) for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "NVFP4")},
     **{name: (_nearest(name), _rounded(name)) for name in ("Q8_0", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0")},
-    **{name: (_nearest(name), _rescaled(name)) for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1")},
+    **{name: (_nearest(name), _rescaled(name, 1), _rescaled(name)) for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1")},
     **{name: (_from_book(name, _every_sign),) for name in ("IQ2_S", "IQ3_S")},
     **{name: (_from_book(name, _even_signs),) for name in ("IQ2_XXS", "IQ2_XS", "IQ3_XXS")},
     **{name: (_split(name),) for name in ("IQ1_S", "IQ1_M")},
