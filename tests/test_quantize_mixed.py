@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,19 @@ import pytest
 from localinfer.errors import LocalInferError
 from localinfer.evaluate.divergence import compare
 from localinfer.evaluate.texts import default_text
-from localinfer.evaluate.windows import windows_of
+from localinfer.evaluate.windows import Windows, windows_of
 from localinfer.formats.gguf import open_gguf
+from localinfer.kernels.base import Tensor
 from localinfer.kernels.quantize.quantizer import Hessian
+from localinfer.kernels.types import TYPES
 from localinfer.quantize import pipeline
+from localinfer.quantize.allocate import Option
 from localinfer.quantize.calibrate import known_from
 from localinfer.quantize.convert import Calibration, GGUFJob
-from localinfer.quantize.mixed import bits_of, bytes_of
+from localinfer.quantize.mixed import Measured, bits_of, budget_of, bytes_of, measure
 from localinfer.quantize.pipeline import Result, Wishes, probes_path, quantize
 from localinfer.quantize.recipes import Choice
-from localinfer.quantize.sensitivity import product_error
+from localinfer.quantize.sensitivity import Prober, product_error
 from localinfer.text.tokenizer import load_tokenizer
 
 SOURCE = Path(__file__).parent / "data" / "presidents-1m"
@@ -58,6 +62,15 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantize(Wishes(SOURCE, "f16", output=path, measure=False), Quiet()).path
 
 
+@pytest.fixture(scope="module")
+def mixed(source: Path, text: str, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A file of 4.5 bits per weight, and its statistics beside it."""
+    folder = tmp_path_factory.mktemp("mixed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_PROBE_TOKENS", (256, 256))
+        return run(source, folder / "out.gguf", to="4.5bpw", calibrate=text, keep=folder / "kept.safetensors")
+
+
 def run(source: Path, output: Path, **wishes: Any) -> Result:
     return quantize(Wishes(source, output=output, **({"measure": False} | wishes)), Quiet())
 
@@ -66,6 +79,22 @@ def divergence(made: Path, source: Path) -> float:
     with open_gguf(source) as file:
         windows = windows_of(load_tokenizer(file.metadata), default_text("evaluation"), 128, 12)
     return compare(made, source, windows).kl_mean.value
+
+
+class Unmeasured(Quiet):
+    def progress(self, what: str, done: int, total: int) -> None:
+        raise AssertionError(what)
+
+
+def test_what_does_not_fit_is_refused(source: Path) -> None:
+    tensor = Tensor("a.weight", TYPES["F16"], (64, 256), Path(), 0, 0, memoryview(b""))
+    options = {"a.weight": [Option("Q2_K", 84 * 64, 1.0)]}
+    measured = Measured({"a.weight": tensor}, {}, [], options, Windows((array("i", [1, 2, 3, 4]),), 1))
+    assert [choice.type for choice in measured.mix(84 * 64).choices] == ["Q2_K"]
+    with pytest.raises(LocalInferError, match="does not fit"):
+        measured.mix(84 * 64 - 1)
+    with open_gguf(source) as model, pytest.raises(LocalInferError, match="does not fit"):
+        measure(Prober(model, {}), budget_of(model, 2.5), measured.windows, Unmeasured())
 
 
 def test_sizes_and_bits_are_read() -> None:
@@ -133,12 +162,9 @@ def test_a_mixed_file_fits_and_is_nearer_than_a_recipe_of_its_size(source: Path,
     assert 0.2 < quality["kl_mean"]["value"] / found["expected_kl"] < 5, "measured prices tell what to expect"
 
 
-def test_bits_per_weight_are_those_of_all_tensors(source: Path, text: str, tmp_path: Path) -> None:
-    result = run(source, tmp_path / "out.gguf", to="4.5bpw", calibrate=text)
-    size = sum(nbytes for _, nbytes in result.types.values())
-    assert 4.3 < 8 * size / result.weights <= 4.5
-    with pytest.raises(LocalInferError, match="does not fit"):
-        run(source, tmp_path / "small.gguf", to="1.5bpw", calibrate=text)
+def test_bits_per_weight_are_those_of_all_tensors(mixed: Result) -> None:
+    size = sum(nbytes for _, nbytes in mixed.types.values())
+    assert 4.3 < 8 * size / mixed.weights <= 4.5
 
 
 def test_an_interrupted_measurement_is_gone_on_with(source: Path, text: str, tmp_path: Path) -> None:
@@ -172,14 +198,13 @@ def test_single_tensors_can_be_left_out_of_the_choice(source: Path, text: str, t
 # ---- made again ----------------------------------------------------------------------------------------------
 
 
-def test_a_mixed_file_is_made_again_from_what_it_says(source: Path, text: str, tmp_path: Path) -> None:
+def test_a_mixed_file_is_made_again_from_what_it_says(source: Path, text: str, mixed: Result) -> None:
     """Types and methods from its provenance, statistics that were kept or are collected again: the same bytes."""
-    made = run(source, tmp_path / "out.gguf", to="4.5bpw", calibrate=text, keep=tmp_path / "kept.safetensors")
-    records = made.provenance.tensors
+    records = mixed.provenance.tensors
     with open_gguf(source) as model:
-        for statistics in (text, str(tmp_path / "kept.safetensors")):
+        for statistics in (text, str(mixed.path.with_name("kept.safetensors"))):
             known = known_from(statistics, model, True, 0, Quiet())
-            assert known.describe() == made.provenance.calibration
+            assert known.describe() == mixed.provenance.calibration
             for name, record in records.items():
                 tensor = model.tensor(name)
                 choice = Choice(name, tensor.shape, tensor.type.name, record.type)

@@ -61,7 +61,7 @@ class Scheme:
 
     def config(self, ignore: Sequence[str]) -> dict[str, Any]:
         """`quantization_config` of config.json."""
-        group: dict[str, Any] = {"targets": ["Linear"], "weights": dict(self.weights), "format": self.format}
+        group: dict[str, Any] = {"targets": ["Linear"], "weights": dict(self.weights)}
         group["input_activations"] = None if self.inputs is None else dict(self.inputs)
         return {
             "quant_method": "compressed-tensors",

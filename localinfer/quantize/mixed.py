@@ -50,7 +50,8 @@ class Measured:
     def mix(self, budget: int) -> Mix:
         """Types so that all tensors take `budget` bytes at most. LocalInferError if the smallest types are larger."""
         left = budget - sum(choice.nbytes for choice in self.kept.values())
-        chosen = _allocate(self.options, left)
+        _check_smallest(sum(min(option.nbytes for option in some) for some in self.options.values()), left)
+        chosen = allocate(self.options, left)
         choices = [
             self.kept[name] if name in self.kept else Choice(name, tensor.shape, tensor.type.name, chosen[name].type)
             for name, tensor in self.tensors.items()
@@ -90,6 +91,7 @@ def measure(
     """Measures over `windows` what deciding about `budget` bytes needs.
 
     `ladder` names, for some tensors, the only types they may get; one that may get none stays as it is.
+    LocalInferError, before anything is measured, if all of them in their smallest types are larger.
     """
     tensors = prober.model.tensors
     kept, ladders = {}, {}
@@ -100,6 +102,7 @@ def measure(
         else:
             kept[name] = as_it_is(tensor) if is_quantized_matrix(tensor) else keep(tensor)
     left = budget - sum(choice.nbytes for choice in kept.values())
+    _check_smallest(sum(min(_size(tensors[n], kind) for kind in types) for n, types in ladders.items()), left)
     bits = 8 * left / max(1, sum(math.prod(tensors[name].shape) for name in ladders))
     probes = prober.measure({name: _probe_type(types, bits) for name, types in ladders.items()}, windows, report)
     options = {}
@@ -125,16 +128,18 @@ def as_it_is(tensor: Tensor) -> Choice:
     return Choice(tensor.name, tensor.shape, tensor.type.name, tensor.type.name)
 
 
-def _allocate(options: Mapping[str, Sequence[Option]], budget: int) -> dict[str, Option]:
-    try:
-        return allocate(options, budget)
-    except ValueError:
-        least = sum(min(option.nbytes for option in some) for some in options.values())
+def _check_smallest(least: int, budget: int) -> None:
+    if least > budget:
         raise LocalInferError(
             f"the model does not fit: its matrices take {least / 1e6:.1f} MB in the smallest types, and "
             f"{max(0, budget) / 1e6:.1f} MB remain for them",
             "ask for a larger size, or take a smaller model",
-        ) from None
+        )
+
+
+def _size(tensor: Tensor, kind: str) -> int:
+    """Bytes of a tensor in another type."""
+    return math.prod(tensor.shape[:-1]) * TYPES[kind].row_bytes(tensor.shape[-1])
 
 
 def _probe_type(types: Sequence[str], bits: float) -> str:
