@@ -80,7 +80,6 @@ def logits(file: ModelFile, tiny: TinyModel, backend: Backend, kv: Any = "f32") 
     program = record(file.metadata, file, tiny.context)
     refuse_unused(program, file.tensors)
     config = LoadConfig(64, 64, 1, tiny.context, kv_blocks=16, kv_type_k=kv, kv_type_v=kv)
-    file.prepare()
     executable = backend.load(program, file, config)
     result = executable.step(batch_of([(tiny.tokens(), 0, TABLE)], "all")).numpy().copy()
     executable.close()
@@ -153,6 +152,15 @@ def test_half_precision_stays_what_it_is(name: str, dtype: torch.dtype, tmp_path
         wanted = logits(file, tiny, ReferenceBackend(), "f16")
     # A half of the embedding table is an activation, too: the CPU rounds activations for such weights to int8.
     assert np.abs(found - wanted).max() <= 2e-2 * np.abs(wanted).max()
+
+
+def test_planning_computes_nothing(folder_of: FolderOf) -> None:
+    tiny = by_name("llama")
+    with open_model(folder_of(tiny)) as file:
+        spool = file.tensor("blk.0.attn_q.weight")._spool  # type: ignore[attr-defined]
+        program = record(file.metadata, file, tiny.context)
+        CpuBackend().plan(program, file, LoadConfig(64, 64, 1, tiny.context, kv_blocks=16))
+        assert not spool._filled
 
 
 def test_only_what_differs_is_spooled(folder_of: FolderOf) -> None:

@@ -95,24 +95,26 @@ class CpuBackend:
         return Availability(True, f"{isa} kernels, {threads} thread{'s' if threads != 1 else ''}", details)
 
     def plan(self, program: Program, tensors: TensorSource, config: LoadConfig) -> MemoryPlan:
-        with self._building(program, tensors, config) as building:
+        with self._building(program, tensors, config, only_plan=True) as building:
             building.reserve(only_plan=True)
             return MemoryPlan(building.reserved())
 
     def load(
         self, program: Program, tensors: TensorSource, config: LoadConfig, progress: Progress | None = None
     ) -> CpuExecutable:
-        with self._building(program, tensors, config) as building:
+        with self._building(program, tensors, config, only_plan=False) as building:
             building.reserve(only_plan=False)
             building.load_weights(progress)
             return building.finish()
 
     @contextmanager
-    def _building(self, program: Program, tensors: TensorSource, config: LoadConfig) -> Iterator[_Building]:
+    def _building(
+        self, program: Program, tensors: TensorSource, config: LoadConfig, only_plan: bool
+    ) -> Iterator[_Building]:
         config = replace(config, threads=config.threads or self.default_threads)
         building = _Building(self.isa, program, *self._lower(program, tensors), config)
         try:
-            building.describe(tensors)
+            building.describe(tensors, only_plan)
             yield building
         finally:
             building.close()
@@ -306,10 +308,11 @@ class _Building:
         self.files: dict[str, int] = {}
         self.weight_bytes = 0  # in the file
 
-    def describe(self, tensors: TensorSource) -> None:
-        """Declares matrices, vectors, ropes and KV layers."""
+    def describe(self, tensors: TensorSource, only_plan: bool) -> None:
+        """Declares matrices, vectors, ropes and KV layers. Who only plans opens no file: it may not be written yet."""
         for matrix in self.lowered.matrices:
-            self._add_matrix(matrix, tensors.tensor(matrix.name))
+            tensor = tensors.tensor(matrix.name)
+            self._add_matrix(matrix, tensor, -1 if only_plan else self._open(tensor))
         for vector in self.lowered.vectors:
             values = _vector_values(tensors.tensor(vector.name), vector)
             self._check(self.native.li_cpu_add_vector(self.model, _address(values), len(values)))
@@ -323,7 +326,13 @@ class _Building:
         for layer in self.program.kv:
             self._check(self.native.li_cpu_add_kv_layer(self.model, layer.n_kv_heads, layer.head_dim))
 
-    def _add_matrix(self, matrix: Matrix, tensor: Tensor) -> None:
+    def _open(self, tensor: Tensor) -> int:
+        path = str(tensor.path)
+        if path not in self.files:
+            self.files[path] = os.open(path, os.O_RDONLY)
+        return self.files[path]
+
+    def _add_matrix(self, matrix: Matrix, tensor: Tensor, file: int) -> None:
         if self.native.li_cpu_group_bytes(self.isa, tensor.type.id, matrix.cols) == 0:
             raise UnsupportedError(
                 f"tensor {tensor.name} is {tensor.type.name} with {matrix.cols} columns, which the cpu backend lacks",
@@ -331,16 +340,13 @@ class _Building:
             )
         offset, size = row_range(tensor, matrix.start, matrix.rows)
         self.weight_bytes += size
-        path = str(tensor.path)
-        if path not in self.files:
-            self.files[path] = os.open(path, os.O_RDONLY)
         self._check(
             self.native.li_cpu_add_matrix(
                 self.model,
                 tensor.type.id,
                 matrix.rows,
                 matrix.cols,
-                self.files[path],
+                file,
                 tensor.offset + offset,
                 tensor.type.row_bytes(matrix.cols),
             )

@@ -64,7 +64,10 @@ class Checkpoint:
         return name in self.tensors
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Computes what is not in the files as it is needed. LocalInferError if there is no room for it on the disk."""
+        """Computes what is not in the files as it is needed. LocalInferError if there is no room for it on the disk.
+
+        Without it, each tensor is computed when its `buffer` or `path` is first read.
+        """
         self._spool.fill(progress)
 
     def drop_pages(self) -> None:

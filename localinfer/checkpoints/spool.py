@@ -26,7 +26,7 @@ Pieces = Callable[[], Iterator[Bytes]]  # gives the bytes of a tensor piece by p
 
 
 class SpooledTensor(Tensor):
-    """A tensor of a spool. `path` and `offset` hold its bytes once `buffer` was read or `Spool.fill` was called."""
+    """A tensor of a spool. Its bytes are computed when `buffer` or `path` is read, or `Spool.fill` called."""
 
     def __init__(self, spool: Spool, name: str, kind: TensorType, shape: tuple[int, ...], pieces: Pieces) -> None:
         nbytes = kind.row_bytes(shape[-1])
@@ -42,7 +42,7 @@ class SpooledTensor(Tensor):
 
     @property
     def path(self) -> Path:
-        return self._spool.path
+        return self._spool.path_of(self)
 
     @property
     def buffer(self) -> memoryview:
@@ -72,11 +72,11 @@ class Spool:
         self.size = offset + nbytes
         return offset
 
-    @property
-    def path(self) -> Path:
+    def path_of(self, tensor: SpooledTensor) -> Path:
         """A path that leads to the file as long as the spool is open, in this process only."""
-        self._open()
-        return Path(f"/dev/fd/{self._file}")
+        with self._lock:
+            self._fill(tensor, lambda count: None)
+            return Path(f"/dev/fd/{self._file}")
 
     def view(self, tensor: SpooledTensor) -> memoryview:
         """The bytes of a tensor, which are computed if they are not there yet."""

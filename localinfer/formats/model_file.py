@@ -34,9 +34,9 @@ class ModelFile(Protocol):
     def has_tensor(self, name: str) -> bool: ...
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Makes tensors readable by path and offset, which takes time where their bytes must be computed first.
+        """Computes bytes of tensors that are not in a file as they are, which takes time; with progress.
 
-        Who reads `Tensor.buffer` need not call it. LocalInferError if there is no room for what is computed.
+        Who does not call it waits when `Tensor.buffer` or `Tensor.path` is read. LocalInferError if there is no room.
         """
         ...
 
