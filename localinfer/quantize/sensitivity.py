@@ -43,7 +43,6 @@ class Probe(NamedTuple):
 
     tensor: str
     type: str
-    error: float
     divergence: float
 
 
@@ -65,7 +64,7 @@ class Prober:
                 report.progress("measuring sensitivity", number, len(probes))
                 if (name, kind) not in known:
                     known[name, kind] = self._divergence(reference, name, kind)
-                found.append(Probe(name, kind, self.error(name, kind), known[name, kind]))
+                found.append(Probe(name, kind, known[name, kind]))
         report.progress("measuring sensitivity", len(probes), len(probes))
         return found
 
@@ -87,8 +86,8 @@ class Prober:
         ]  # in order, so they only need to be joined
         return scratch.keep(name, kind, tensor.shape, b"".join(part.data for part in parts))
 
-    def error(self, name: str, kind: str) -> float:
-        """The mean square of what quantizing changes in a product's results, summed over rows (a sample of them)."""
+    def errors(self, name: str, kinds: Sequence[str]) -> dict[str, float]:
+        """By type, the mean square of what quantizing changes in a product's results, summed over rows (a sample)."""
         import numpy as np
 
         from localinfer.checkpoints.values import float_rows
@@ -97,9 +96,11 @@ class Prober:
         rows = tensor.nbytes // tensor.type.row_bytes(tensor.shape[-1])
         step = max(1, rows // _SAMPLED_ROWS)
         weights = np.concatenate([float_rows(tensor, row, 1) for row in range(0, rows, step)])
-        calibration = self._calibration(name)
-        difference = dequantized(kind, quantized(kind, weights, calibration, self.threads), weights.shape) - weights
-        return product_error(difference, calibration) * rows / len(weights)
+        calibration, found = self._calibration(name), {}
+        for kind in kinds:
+            difference = dequantized(kind, quantized(kind, weights, calibration, self.threads), weights.shape) - weights
+            found[kind] = product_error(difference, calibration) * rows / len(weights)
+        return found
 
     def _calibration(self, name: str) -> Calibration:
         return self.calibrations.get(name, NONE)
@@ -120,7 +121,7 @@ def product_error(difference: npt.NDArray[np.float32], calibration: Calibration)
         total, begin = 0.0, 0
         for gram in calibration.hessian.grams:
             part = difference[:, begin : begin + len(gram)]
-            total += float(np.einsum("ij,ij->", part @ gram, part, dtype=np.float64))
+            total += float(np.sum((part @ gram) * part, dtype=np.float64))
             begin += len(gram)
         return total
     if calibration.importance is not None:
@@ -141,9 +142,9 @@ def fitting(tensor: Tensor, types: Sequence[str] = LADDER) -> list[str]:
 def options_of(prober: Prober, probe: Probe, types: Sequence[str]) -> list[Option]:
     """What each type of a tensor costs, in bytes and in expected divergence."""
     tensor = prober.model.tensor(probe.tensor)
-    price = probe.divergence / probe.error if probe.error > 0 else 0.0
-    options = []
-    for kind in types:
-        choice = Choice(probe.tensor, tensor.shape, tensor.type.name, kind)
-        options.append(Option(kind, choice.nbytes, price * prober.error(probe.tensor, kind)))
-    return options
+    errors = prober.errors(probe.tensor, [probe.type, *types])
+    price = probe.divergence / errors[probe.type] if errors[probe.type] > 0 else 0.0
+    return [
+        Option(kind, Choice(probe.tensor, tensor.shape, tensor.type.name, kind).nbytes, price * errors[kind])
+        for kind in types
+    ]
