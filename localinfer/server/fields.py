@@ -23,6 +23,7 @@ HARMLESS = frozenset(
     (
         "client_metadata",
         "include",
+        "keep_alive",
         "cache_prompt",
         "metadata",
         "prediction",
@@ -33,7 +34,9 @@ HARMLESS = frozenset(
         "service_tier",
         "spaces_between_special_tokens",
         "store",
+        "truncate",
         "user",
+        "verbose",
     )
 )
 # Fields that we know and do not serve, or not at every endpoint, with the values beside null that ask for nothing.

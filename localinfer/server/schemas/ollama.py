@@ -56,7 +56,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class OllamaChatRequest(msgspec.Struct, kw_only=True):
-    """Streams unless `stream` is false. `keep_alive` has no effect: `serve --idle-unload` rules that."""
+    """Streams unless `stream` is false."""
 
     messages: list[OllamaMessage]
     model: str | None = None
@@ -65,7 +65,6 @@ class OllamaChatRequest(msgspec.Struct, kw_only=True):
     options: Options | None = None
     stream: bool | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
-    keep_alive: str | float | None = None
 
 
 class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
@@ -79,17 +78,14 @@ class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
     options: Options | None = None
     stream: bool | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
-    keep_alive: str | float | None = None
 
 
 class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
-    """`truncate` false makes an error of an input that is too long; it is one in any case."""
+    """An input that is too long is an error, whatever `truncate` says."""
 
     input: str | list[str]
     model: str | None = None
-    truncate: bool | None = None
     dimensions: int | None = None
-    keep_alive: str | float | None = None
 
 
 class OllamaShowRequest(msgspec.Struct, kw_only=True):
@@ -97,7 +93,6 @@ class OllamaShowRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     name: str | None = None
-    verbose: bool | None = None
 
 
 class OllamaAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):

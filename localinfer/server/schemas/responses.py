@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from localinfer.server.schemas.sampling import Alternatives, AtLeastOne, Fraction, JsonObject, Temperature
+from localinfer.server.schemas.sampling import AtLeastOne, Fraction, JsonObject, Temperature
 
 
 class TextFormat(msgspec.Struct, kw_only=True):
@@ -55,7 +55,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    top_logprobs: Alternatives | None = None
     chat_template_kwargs: JsonObject | None = None
 
 
