@@ -542,6 +542,10 @@ MISTYPED: list[dict[str, Any]] = [
     GPTQ | {"group_size": 100},
     GPTQ | {"dynamic": {"(": {}}},
     GPTQ | {"dynamic": {"m": 3}},
+    GPTQ | {"dynamic": ["m"]},
+    GPTQ | {"group_size": 10**30},
+    {"quant_method": "fp8", "weight_block_size": [10**30, 128]},
+    compressed_config("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 10**30}),
     {"quant_method": "fp8", "weight_block_size": [128]},
     {"quant_method": "fp8", "weight_block_size": [128, 0]},
     {"quant_method": "fp8", "weight_block_size": "128x128"},
@@ -560,7 +564,7 @@ MISTYPED: list[dict[str, Any]] = [
 def test_a_configuration_that_makes_no_sense_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
     method = config["quant_method"]
     tensors = honest(GPTQ if method == "gptq" else FP8 if method == "fp8" else INT4)
-    with pytest.raises(LocalInferError, match=r"config\.json|groups of"):
+    with pytest.raises(LocalInferError, match=r"config\.json|groups of|for blocks of"):
         values(read(tmp_path, config, tensors).weights["m.weight"])
 
 

@@ -162,12 +162,12 @@ def _scheme(name: str, targets: tuple[str, ...], weights: Settings) -> _Scheme:
 
 
 def _scheme_of(module: str, schemes: list[_Scheme], settings: Settings) -> _Scheme | None:
-    """The scheme of a module: of a target that is its name, else of a pattern, else of all matrices ("Linear")."""
+    """The scheme of a module: of a target that is its name, else of a pattern, else of its class."""
     targets = {target: scheme for scheme in reversed(schemes) for target in scheme.targets}
     for target in sorted(targets, key=lambda target: ("re:" in target, target)):
         if _fits(module, [target], settings):
             return targets[target]
-    return targets.get("Linear")
+    return targets.get("Embedding" if module.endswith("embed_tokens") else "Linear")
 
 
 def _fits(module: str, targets: list[str], settings: Settings) -> bool:

@@ -64,15 +64,16 @@ def read(settings: Settings, tensors: SafetensorsFolder) -> QuantizedReader:
 def _bits_and_group(settings: Settings, module: str) -> tuple[int, int]:
     """Bits and group size of a module: of the first pattern in `dynamic` that fits its name, else of the model."""
     own: dict[str, Any] = {}
-    for pattern, changes in (settings.values.get("dynamic") or {}).items():
-        if not isinstance(changes, dict):
-            raise settings.error(f"dynamic[{pattern!r}] should be an object")
+    dynamic = settings.object("dynamic")
+    for pattern in dynamic.values if dynamic else ():
+        assert dynamic is not None
+        changes = dynamic.object(pattern)
         try:
             fits = re.match(pattern.removeprefix("+:").removeprefix("-:"), module)
         except re.error as error:
             raise settings.error(f"dynamic has the pattern {pattern!r}, which is none: {error}") from error
         if fits:
-            own = changes
+            own = dict(changes.values) if changes else {}
             break
     merged = Settings({**settings.values, **own}, settings.path, settings.where)
     bits, group = merged.number("bits", 4), merged.number("group_size", 128)

@@ -93,7 +93,7 @@ def rectangle_of(tensor: StoredTensor, shape: tuple[int, int], block: tuple[int,
     if block is not None:
         heights, widths = -(-rows // block[0]), -(-columns // block[1])
         if held == tuple(size for size in (heights, widths) if size != 1):
-            return block
+            return min(block[0], rows), min(block[1], columns)
         raise damaged(
             tensor, f"has the shape {tensor.shape}, not {(heights, widths)} for blocks of {block[0]} x {block[1]}"
         )
