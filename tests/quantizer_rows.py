@@ -32,14 +32,12 @@ def importance(columns: int, seed: int = 5) -> Floats:
 
 
 def gram(columns: int, seed: int = 9) -> Floats:
-    """Second moments of inputs whose neighbours are alike and whose magnitudes differ: positive definite."""
-    x = bell(2 * columns, columns, seed).astype(np.float64)
-    x[:, 1:] += 0.75 * x[:, :-1]
-    x *= importance(columns, seed + 1)
-    total = np.zeros((columns, columns))
-    for row in np.round(x * 64) / 64:  # sums of products that float64 holds exactly, so in any order
-        total += np.outer(row, row)
-    return total.astype(np.float32)
+    """Second moments of inputs that are mostly sums of a few directions, like those of trained models."""
+    few = columns // 16
+    x = bell(2 * columns, few, seed).astype(np.float64) @ bell(few, columns, seed + 1).astype(np.float64)
+    x += bell(2 * columns, columns, seed + 2)
+    x = np.round(x * 16) / 16  # sums of products that float64 holds exactly, so in any order
+    return np.asarray(x.T @ x, np.float32)
 
 
 def rows_of(kind: str, rows: int, columns: int) -> Floats:

@@ -377,8 +377,9 @@ def quantize_int4(
     blocks = _Blocks("int4", _INT4 + group - 32, group, 5 + group, options)
     data = _code_blocks(blocks, weights, importance, hessian, damping, threads)
     layout = np.dtype([("scale", "<f4"), ("zero", "i1"), ("codes", "i1", group)])
-    groups = np.frombuffer(data, layout).reshape(len(weights), -1)
-    codes = groups["codes"].reshape(len(weights), -1)[:, : weights.shape[1]]
+    rows, columns = weights.shape
+    groups = np.frombuffer(data, layout).reshape(rows, -(-columns // group))
+    codes = groups["codes"].reshape(rows, groups.shape[1] * group)[:, :columns]
     return np.ascontiguousarray(codes), np.ascontiguousarray(groups["scale"]), np.ascontiguousarray(groups["zero"])
 
 
@@ -422,7 +423,7 @@ def _scaled_codes(
     padded_block = max(shape[1], -(-columns // blocks.columns) * blocks.columns) if shape[1] >= columns else shape[1]
     options = _CodeOptions(0, 0, scales.ctypes.data, shape[0], padded_block, scales.shape[1])
     data = _code_blocks(blocks._replace(options=options), weights, None, hessian, damping, threads)
-    codes = np.frombuffer(data, np.uint8).reshape(rows, -1)[:, :columns]
+    codes = np.frombuffer(data, np.uint8).reshape(rows, -(-columns // blocks.columns) * blocks.columns)[:, :columns]
     return np.ascontiguousarray(codes), scales
 
 

@@ -71,4 +71,14 @@ LI_INLINE void load_rows(const float* weights, int64_t stride, int rows, V* x) {
         for (int i = 0; i < columns; i++) reinterpret_cast<float*>(x + i)[row] = weights[row * stride + i];
 }
 
+// Makes large weights count more: weight * sqrt(mean(x²) + x²). With few levels the least squared error draws all weights
+// towards zero, errors add up in the products then; this keeps their size (llama.cpp weights all its types like this).
+template <int columns>
+LI_INLINE void favour_large(Source& source) {
+    V mean{};
+    for (int i = 0; i < columns; i++) mean += source.x[i] * source.x[i];
+    mean *= 1.0f / columns;
+    for (int i = 0; i < columns; i++) source.weight[i] *= square_root(mean + source.x[i] * source.x[i]);
+}
+
 } // namespace

@@ -20,6 +20,7 @@ template <int columns>
 struct Int4 {
     using Levels = Integers<0, 15>;
     static constexpr int kColumns = columns, kPart = columns, kBytes = 5 + columns;
+    static constexpr bool kFavourLarge = false;
 
     static void fit(const Source& source, Block& block) {
         V scale{}, zero = all(8.0f);
@@ -80,6 +81,7 @@ template <class LevelsOf, int code_offset>
 struct GivenScale {
     using Levels = LevelsOf;
     static constexpr int kColumns = 32, kPart = 32, kBytes = 32;
+    static constexpr bool kFavourLarge = false;
 
     static void fit(const Source& source, Block& block) {
         block.scale[0] = source.given;

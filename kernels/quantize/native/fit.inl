@@ -95,6 +95,9 @@ struct Line {
     V scale, offset;
 };
 
+// Where fit_line's lowest and highest level may start.
+constexpr float kStarts[][2] = {{0, 0}, {0, -0.03f}, {0, 0.03f}, {0, 0.06f}, {-0.03f, 0}, {-0.03f, -0.03f}, {-0.03f, 0.03f}, {-0.03f, 0.06f}, {0.03f, 0}, {0.03f, -0.03f}, {0.03f, 0.03f}, {0.03f, 0.06f}, {0.06f, 0}, {0.06f, -0.03f}, {0.06f, 0.03f}, {0.06f, 0.06f}, {0, 0.1f}, {0.1f, 0}, {0.1f, 0.1f}, {0, -0.06f}, {-0.06f, 0}, {0.1f, 0.05f}, {0.05f, 0.1f}};
+
 // Scale and offset of a run whose levels are 0 to `high`. Starts put the lowest and the highest level a part of the
 // range inside of the smallest and largest weight (or outside); then as in fit_scale. With `below_zero` the offset is
 // kept from being positive.

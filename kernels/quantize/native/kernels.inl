@@ -45,6 +45,7 @@ int quantize_rows(const Rows& rows) {
         normalize<columns>(source);
         load_importance<columns>(rows.importance ? rows.importance + start : nullptr, source);
         load_options(rows.options, rows.first_row, rows.first_column + start, rows.count, source);
+        if (Type::kFavourLarge) favour_large<columns>(source);
         Type::fit(source, block);
         too_large |= block.too_large;
         write_nearest<Type>(x, block, rows.count, rows.out + start / columns * Type::kBytes, rows.out_stride);

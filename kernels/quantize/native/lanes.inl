@@ -61,10 +61,10 @@ LI_INLINE V floor_of(V x) {
 // 1 / x, or 0 where x is 0.
 LI_INLINE V inverse(V x) { return select(x == 0.0f, V{}, 1.0f / select(x == 0.0f, all(1.0f), x)); }
 
-LI_INLINE bool any(I mask) {
-    int32_t found = 0;
-    for (int lane = 0; lane < kLanes; lane++) found |= mask[lane];
-    return found != 0;
+LI_INLINE V square_root(V x) {
+    V root;
+    for (int lane = 0; lane < kLanes; lane++) root[lane] = __builtin_sqrtf(x[lane]);
+    return root;
 }
 
 // 2^exponent for -128 <= exponent <= 127; the lowest two are subnormal.

@@ -32,9 +32,10 @@ LI_INLINE void fit_half_line(const Source& source, const float (&starts)[count][
 struct Q4_0 {
     using Levels = Integers<-8, 7>;
     static constexpr int kColumns = 32, kPart = 32, kBytes = 18;
+    static constexpr bool kFavourLarge = false;
 
     static void fit(const Source& source, Block& block) {
-        static constexpr float kAnchors[] = {-8.0f, -7.5f, -7.0f, -6.5f, -8.5f, -6.0f, 7.5f, 7.0f, 6.5f, 6.0f};
+        static constexpr float kAnchors[] = {-9.0f, -8.8f, -8.6f, -8.4f, -8.2f, -8.0f, -7.8f, -7.6f, -7.4f, -7.2f, -7.0f, -6.8f, -6.6f, -6.4f, -6.2f, -6.0f, -5.8f, -5.6f, -5.4f, 5.1f, 5.4f, 5.7f, 6.0f, 6.3f, 6.6f, 6.9f, 7.2f, 7.5f};
         fit_half_scale<Levels>(source, kAnchors, block);
     }
 
@@ -44,13 +45,11 @@ struct Q4_0 {
     }
 };
 
-// The levels 0.03 and 0.06 of the range inside of the smallest and the largest weight, and so on (see fit_line).
-constexpr float kStarts[][2] = {{0, 0},     {0.03f, 0}, {0, 0.03f}, {0.03f, 0.03f}, {0.06f, 0},
-                                {0, 0.06f}, {-0.02f, 0}, {0, -0.02f}, {0.06f, 0.06f}};
 
 struct Q4_1 {
     using Levels = Integers<0, 15>;
     static constexpr int kColumns = 32, kPart = 32, kBytes = 20;
+    static constexpr bool kFavourLarge = false;
 
     static void fit(const Source& source, Block& block) { fit_half_line<15>(source, kStarts, block); }
 
@@ -74,9 +73,10 @@ LI_INLINE void pack_five_bits(const uint8_t* codes, uint8_t* out) {
 struct Q5_0 {
     using Levels = Integers<-16, 15>;
     static constexpr int kColumns = 32, kPart = 32, kBytes = 22;
+    static constexpr bool kFavourLarge = false;
 
     static void fit(const Source& source, Block& block) {
-        static constexpr float kAnchors[] = {-16.0f, -15.5f, -15.0f, -14.5f, -14.0f, -16.4f, 15.4f, 15.0f, 14.5f, 14.0f};
+        static constexpr float kAnchors[] = {-17.0f, -16.8f, -16.6f, -16.4f, -16.2f, -16.0f, -15.8f, -15.6f, -15.4f, -15.2f, -15.0f, -14.8f, -14.6f, -14.4f, -14.2f, -14.0f, -13.8f, -13.6f, -13.4f, -13.2f, -13.0f, -12.8f, -12.6f, -12.4f, 12.5f, 12.8f, 13.1f, 13.4f, 13.7f, 14.0f, 14.3f, 14.6f, 14.9f, 15.2f, 15.5f};
         fit_half_scale<Levels>(source, kAnchors, block);
     }
 
@@ -89,6 +89,7 @@ struct Q5_0 {
 struct Q5_1 {
     using Levels = Integers<0, 31>;
     static constexpr int kColumns = 32, kPart = 32, kBytes = 24;
+    static constexpr bool kFavourLarge = false;
 
     static void fit(const Source& source, Block& block) { fit_half_line<31>(source, kStarts, block); }
 
@@ -102,9 +103,10 @@ struct Q5_1 {
 struct IQ4_NL {
     using Levels = Iq4Levels;
     static constexpr int kColumns = 32, kPart = 32, kBytes = 18;
+    static constexpr bool kFavourLarge = false;
 
     static void fit(const Source& source, Block& block) {
-        static constexpr float kAnchors[] = {-127.0f, -120.0f, -115.0f, -108.0f, -100.0f, 113.0f, 108.0f, 100.0f, 92.0f, 86.0f};
+        static constexpr float kAnchors[] = {-135.0f, -132.0f, -129.0f, -126.0f, -123.0f, -120.0f, -117.0f, -114.0f, -111.0f, -108.0f, -105.0f, -102.0f, -99.0f, -96.0f, -93.0f, -90.0f, -87.0f, 80.0f, 84.0f, 88.0f, 92.0f, 96.0f, 100.0f, 104.0f, 108.0f, 112.0f, 116.0f, 120.0f};
         fit_half_scale<Levels>(source, kAnchors, block);
     }
 
@@ -117,6 +119,7 @@ struct IQ4_NL {
 struct Q8_0 {
     using Levels = Integers<-127, 127>;
     static constexpr int kColumns = 32, kPart = 32, kBytes = 34;
+    static constexpr bool kFavourLarge = false;
 
     static void fit(const Source& source, Block& block) {
         static constexpr float kAnchors[] = {127.0f, 127.4f, 126.5f, 126.0f, 125.5f, 125.0f, 124.0f, 123.0f, 122.0f, 121.0f};
@@ -143,6 +146,7 @@ struct Q8_0 {
 struct MXFP4 {
     using Levels = TwiceE2M1;
     static constexpr int kColumns = 32, kPart = 32, kBytes = 17;
+    static constexpr bool kFavourLarge = false;
 
     static void fit(const Source& source, Block& block) {
         // In units of source.up the largest magnitude is in [1, 2), and the largest level is 12.
@@ -156,7 +160,7 @@ struct MXFP4 {
         }
         const I exponent = ((bits(source.down) >> 23) - 127) + ((bits(best) >> 23) - 127) + 128;
         block.d = select_int(exponent < 0, I{}, select_int(exponent > 254, all_int(254), exponent));
-        block.too_large = I{};
+        block.too_large = source.down > 0x1p126f; // levels above such weights may be infinite
         block.scale[0] = power_of_two(block.d - 128);
         block.offset[0] = V{};
     }

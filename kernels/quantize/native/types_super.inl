@@ -155,26 +155,22 @@ struct LinedParts {
     }
 };
 
-// Where the lowest and highest level start, as parts of the range (see fit_line).
-constexpr float kStarts4Bits[][2] = {{0, 0},        {0.03f, 0},     {0, 0.03f},     {0.03f, 0.03f}, {0.06f, 0},
-                                     {0, 0.06f},    {0.06f, 0.06f}, {0.03f, 0.06f}, {0.06f, 0.03f}, {0.1f, 0.1f},
-                                     {-0.02f, 0},   {0, -0.02f},    {0.1f, 0},      {0, 0.1f},      {-0.02f, -0.02f}};
-
 template <int high, int part_columns, int highest_code>
-LI_INLINE void fit_lined(const Source& source, Block& block, int scale_reach, int offset_reach) {
+LI_INLINE void fit_lined(const Source& source, Block& block, int rounds, int scale_reach, int offset_reach) {
     constexpr int parts = 256 / part_columns;
     Line ideal[parts];
     for (int part = 0; part < parts; part++)
         ideal[part] = fit_line<high, true>(source.x + part * part_columns, source.weight + part * part_columns,
-                                           part_columns, kStarts4Bits, 2);
-    LinedParts<high, part_columns, highest_code>::fit(source, ideal, 2, scale_reach, offset_reach, block);
+                                           part_columns, kStarts, 2);
+    LinedParts<high, part_columns, highest_code>::fit(source, ideal, rounds, scale_reach, offset_reach, block);
 }
 
 struct Q2_K {
     using Levels = Integers<0, 3>;
     static constexpr int kColumns = 256, kPart = 16, kBytes = 84;
+    static constexpr bool kFavourLarge = true;
 
-    static void fit(const Source& source, Block& block) { fit_lined<3, 16, 15>(source, block, 2, 2); }
+    static void fit(const Source& source, Block& block) { fit_lined<3, 16, 15>(source, block, 3, 2, 2); }
 
     static void pack(const Block& block, int lane, const uint8_t* codes, uint8_t* out) {
         for (int part = 0; part < 16; part++)
@@ -199,8 +195,9 @@ LI_INLINE void pack_six_bits(const Block& block, int lane, uint8_t* out) {
 struct Q4_K {
     using Levels = Integers<0, 15>;
     static constexpr int kColumns = 256, kPart = 32, kBytes = 144;
+    static constexpr bool kFavourLarge = false;
 
-    static void fit(const Source& source, Block& block) { fit_lined<15, 32, 63>(source, block, 2, 2); }
+    static void fit(const Source& source, Block& block) { fit_lined<15, 32, 63>(source, block, 2, 2, 3); }
 
     static void pack(const Block& block, int lane, const uint8_t* codes, uint8_t* out) {
         pack_half_float(block.d[lane], out);
@@ -213,8 +210,9 @@ struct Q4_K {
 struct Q5_K {
     using Levels = Integers<0, 31>;
     static constexpr int kColumns = 256, kPart = 32, kBytes = 176;
+    static constexpr bool kFavourLarge = false;
 
-    static void fit(const Source& source, Block& block) { fit_lined<31, 32, 63>(source, block, 2, 2); }
+    static void fit(const Source& source, Block& block) { fit_lined<31, 32, 63>(source, block, 2, 2, 3); }
 
     static void pack(const Block& block, int lane, const uint8_t* codes, uint8_t* out) {
         pack_half_float(block.d[lane], out);
@@ -230,13 +228,14 @@ struct Q5_K {
 struct Q3_K {
     using Levels = Integers<-4, 3>;
     static constexpr int kColumns = 256, kPart = 16, kBytes = 110;
+    static constexpr bool kFavourLarge = true;
 
     static void fit(const Source& source, Block& block) {
-        static constexpr float kAnchors[] = {-4.0f, -4.4f, -3.6f, -3.2f, -2.8f, -4.8f, 3.4f, 3.0f, 2.7f, 3.8f, 2.4f, -2.4f};
+        static constexpr float kAnchors[] = {-4.8f, -4.6f, -4.4f, -4.2f, -4.0f, -3.8f, -3.6f, -3.4f, -3.2f, -3.0f, -2.8f, -2.6f, 2.4f, 2.6f, 2.8f, 3.0f, 3.2f, 3.4f, 3.6f};
         V ideal[16];
         for (int part = 0; part < 16; part++)
             ideal[part] = fit_scale<Levels>(source.x + 16 * part, source.weight + 16 * part, 16, kAnchors, 2);
-        ScaledParts<Levels, 16, -32, 31>::fit(source, ideal, 3, 2, block);
+        ScaledParts<Levels, 16, -32, 31>::fit(source, ideal, 4, 3, block);
     }
 
     static void pack(const Block& block, int lane, const uint8_t* codes, uint8_t* out) {
@@ -258,9 +257,10 @@ struct Q3_K {
 struct Q6_K {
     using Levels = Integers<-32, 31>;
     static constexpr int kColumns = 256, kPart = 16, kBytes = 210;
+    static constexpr bool kFavourLarge = false;
 
     static void fit(const Source& source, Block& block) {
-        static constexpr float kAnchors[] = {-32.0f, -31.5f, -31.0f, -30.5f, -30.0f, -29.0f, 31.0f, 30.5f, 30.0f, 29.0f};
+        static constexpr float kAnchors[] = {-33.0f, -32.6f, -32.2f, -31.8f, -31.4f, -31.0f, -30.6f, -30.2f, -29.8f, -29.4f, -29.0f, -28.6f, -28.2f, 28.5f, 29.0f, 29.5f, 30.0f, 30.5f, 31.0f, 31.5f};
         V ideal[16];
         for (int part = 0; part < 16; part++)
             ideal[part] = fit_scale<Levels>(source.x + 16 * part, source.weight + 16 * part, 16, kAnchors, 1);
@@ -280,9 +280,10 @@ struct Q6_K {
 struct IQ4_XS {
     using Levels = Iq4Levels;
     static constexpr int kColumns = 256, kPart = 32, kBytes = 136;
+    static constexpr bool kFavourLarge = false;
 
     static void fit(const Source& source, Block& block) {
-        static constexpr float kAnchors[] = {-127.0f, -120.0f, -115.0f, -108.0f, -100.0f, 113.0f, 108.0f, 100.0f, 92.0f, 86.0f};
+        static constexpr float kAnchors[] = {-135.0f, -130.0f, -125.0f, -120.0f, -115.0f, -110.0f, -105.0f, -100.0f, -95.0f, -90.0f, 80.0f, 85.0f, 90.0f, 95.0f, 100.0f, 105.0f, 110.0f, 115.0f, 120.0f};
         V ideal[8];
         for (int part = 0; part < 8; part++)
             ideal[part] = fit_scale<Levels>(source.x + 32 * part, source.weight + 32 * part, 32, kAnchors, 2);
