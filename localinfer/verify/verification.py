@@ -204,7 +204,8 @@ class _Comparison:
                 reports.append(TensorReport(name, tensor.type.name, partner.type.name, rows, rows, found))
             else:
                 reports.append(self._report(tensor, partner))
-            done, mapped = done + tensor.nbytes, mapped + tensor.nbytes
+            done += tensor.nbytes
+            mapped += tensor.nbytes + (partner.nbytes if partner else 0)
             if mapped > _DROP_AFTER:
                 mapped = 0
                 self._file.drop_pages()
