@@ -663,6 +663,14 @@ def test_clients_call_a_folder_by_its_name(tmp_path: Path, monkeypatch: pytest.M
         assert source.name == "Some-1.5B"
 
 
+def test_pages_that_were_read_are_let_go() -> None:
+    calls: list[str] = []
+    spool = Spool(lambda: calls.append("relief"))
+    spooled(spool, "a", 10 << 20, calls)
+    spool.fill()
+    assert calls == ["a", "relief", "relief", "relief"]
+
+
 def test_memory_is_as_planned_for_a_folder() -> None:
     """In a process of its own: what was held before is part of the plan."""
     code = (

@@ -135,7 +135,7 @@ class _Assembly:
         quantizer: RowQuantizer | None,
         reader: QuantizedReader | None,
     ) -> None:
-        self.spool = Spool()
+        self.spool = Spool(stored.drop_pages)
         self.notes = list(reader.notes) if reader else []
         self._stored = stored
         self._architecture = description.architecture

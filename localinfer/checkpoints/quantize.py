@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from localinfer.checkpoints.rows import Rows
 from localinfer.checkpoints.values import float_rows
 from localinfer.errors import UnsupportedError
@@ -18,9 +16,9 @@ class RowQuantizer:
     """Makes quantized rows of a checkpoint's matrices."""
 
     def __init__(self, quant: str) -> None:
-        from localinfer.kernels.quantize.quantizer import QUANTIZABLE
+        import numpy as np
 
-        import_module("numpy")  # now, so that the memory plan counts what it takes
+        from localinfer.kernels.quantize.quantizer import QUANTIZABLE, quantize_rows
 
         name = quant.upper()
         if name not in QUANTIZABLE:
@@ -29,6 +27,8 @@ class RowQuantizer:
             )
         self._type = TYPES[name]
         self._available = QUANTIZABLE
+        # Libraries are loaded now, so that the memory plan counts what they take.
+        quantize_rows(name, np.zeros((1, self._type.block_size), np.float32))
 
     def rows(self, source: Tensor) -> Rows | None:
         """The rows of a matrix, quantized; None if it stays as it is, or is a vector."""

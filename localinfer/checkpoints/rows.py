@@ -8,7 +8,7 @@ from typing import NamedTuple
 from localinfer.checkpoints.spool import Bytes, Spool, SpooledTensor
 from localinfer.kernels.types import TensorType
 
-_CHUNK_WEIGHTS = 4 << 20  # made at once: 16 MiB as float32
+_CHUNK_WEIGHTS = 1 << 20  # made at once: 4 MiB as float32
 
 
 class Rows(NamedTuple):

@@ -20,6 +20,7 @@ from localinfer.kernels.types import TensorType
 
 _ALIGNMENT = 64
 _SPARE_BYTES = 64 << 20  # left free on the disk
+_RELIEF_BYTES = 4 << 20  # written between two calls of `relieve`
 
 Bytes = bytes | bytearray | memoryview
 Pieces = Callable[[], Iterator[Bytes]]  # gives the bytes of a tensor piece by piece, in order
@@ -54,9 +55,14 @@ class SpooledTensor(Tensor):
 
 
 class Spool:
-    """A nameless temporary file. All tensors are made before the first is read. Safe to use from several threads."""
+    """A nameless temporary file. All tensors are made before the first is read. Safe to use from several threads.
 
-    def __init__(self) -> None:
+    `relieve` is called now and then while bytes are computed, to let go of the pages that were read for them.
+    """
+
+    def __init__(self, relieve: Callable[[], None] = lambda: None) -> None:
+        self._relieve = relieve
+        self._unrelieved = 0
         self.tensors: list[SpooledTensor] = []
         self.size = 0
         self._file = -1
@@ -103,6 +109,7 @@ class Spool:
 
             for tensor in missing:
                 self._fill(tensor, report)
+            self._relieve()
 
     def drop_pages(self) -> None:
         """Takes mapped pages out of this process's memory."""
@@ -154,6 +161,10 @@ class Spool:
                     raise _no_room(spool_folder(), self.size, error.strerror or "") from error
             position += len(data)
             report(len(data))
+            self._unrelieved += len(data)
+            if self._unrelieved >= _RELIEF_BYTES:
+                self._unrelieved = 0
+                self._relieve()
         if position != end:
             raise ValueError(f"tensor {tensor.name} has {position - tensor.offset} bytes instead of {tensor.nbytes}")
         self._filled.add(tensor.name)
