@@ -42,8 +42,8 @@ class Task(ABC, Generic[Fields]):
     streams_unless_told: ClassVar[bool] = False
     fingerprint = f"localinfer-{__version__}"
 
-    def __init__(self, body: Body[Fields], model: ServedModel) -> None:
-        self.body = body
+    def __init__(self, body: Body[Any], model: ServedModel) -> None:
+        self.body: Body[Any] = body
         self.model = model
         self.fields = self.translated()
         self.id = f"{self.id_prefix}-{secrets.token_hex(12)}"

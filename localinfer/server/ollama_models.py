@@ -78,7 +78,10 @@ async def embed(http: HttpRequest) -> Response:
         record.ignored_fields = body.unknown
         async with http.app.state.registry.use(served_name(body.fields.model)) as model:
             record.model = model.name
-            fields = EmbeddingRequest(input=body.fields.input, dimensions=body.fields.dimensions)
+            texts = body.fields.input
+            fields = EmbeddingRequest(
+                input=texts if isinstance(texts, str) else [*texts], dimensions=body.fields.dimensions
+            )
             pooling = pooling_of(model.llm.metadata)
             jobs = await asyncio.to_thread(embedding_jobs, fields, model.llm, pooling)
             answers = model.thread.submit(jobs)

@@ -199,7 +199,7 @@ class _Items:
         self._text += piece.text
         place = {"item_id": self._id, "output_index": len(self.finished), "content_index": 0}
         name = "output_text" if piece.kind == "content" else "reasoning_text"
-        more = {"logprobs": []} if piece.kind == "content" else {}
+        more: dict[str, Any] = {"logprobs": []} if piece.kind == "content" else {}
         parts.append(self.event(f"response.{name}.delta", {**place, "delta": piece.text, **more}))
         return b"".join(parts)
 

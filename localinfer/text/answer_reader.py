@@ -252,7 +252,7 @@ class CallParser:
                 item = item["function"]
             name = item.get("name") if isinstance(item, dict) else None
             keys = (self._form.arguments_key, "arguments", "parameters")
-            arguments = next((item[key] for key in keys if key in item), {}) if name else None
+            arguments: Any = next((item[key] for key in keys if key in item), {}) if name else None
             if isinstance(arguments, str):  # some models write the object as a text
                 arguments = json.loads(arguments)
             if not isinstance(name, str) or not isinstance(arguments, dict):

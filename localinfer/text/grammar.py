@@ -176,7 +176,8 @@ def _source(grammar: Grammar) -> str:
         schema = grammar.text or _ANY_OBJECT
         options: Any = {"whitespace_pattern": WHITESPACE}
         return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
-    return str(grammar_from(grammar.kind, grammar.text))
+    kind: Any = grammar.kind
+    return str(grammar_from(kind, grammar.text))
 
 
 class _Vocabulary:
