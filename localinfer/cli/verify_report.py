@@ -89,6 +89,7 @@ def _print_tensors(report: Report) -> None:
     for tensor in report.tensors:
         finding = tensor.finding
         how = f"not in {tensor.missing}" if finding is None else finding.how
+        how = "another shape" if how.startswith("shape ") else how
         if finding is not None and finding.way:
             how += f", by way of {finding.way}"
         groups.setdefault((str(tensor.verdict), tensor.type, how), []).append(tensor)
