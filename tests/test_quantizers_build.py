@@ -57,8 +57,8 @@ def build(folder: Path, compiler: list[str], flags: list[str]) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 @pytest.mark.parametrize(
     ("compiler", "flags"),
-    [(["g++"], ["-O0"]), (["g++"], ["-O2", "-mavx2", "-mfma"]), (CLANG, ["-O1"]), (CLANG, ["-O2", "-mavx2", "-mfma"])],
-    ids=lambda value: " ".join(Path(part).name for part in value),
+    [(["g++"], ["-O0"]), (CLANG, ["-O2", "-mavx2", "-mfma"])],
+    ids=["g++ -O0", "clang -O2 -mavx2 -mfma"],
 )
 def test_compilers_agree(compiler: list[str], flags: list[str], tmp_path: Path) -> None:
     if compiler is CLANG and importlib.util.find_spec("ziglang") is None:

@@ -63,7 +63,7 @@ LI_INLINE V fit_scale(const V* x, const V* weight, int n, const float (&anchors)
         const ScaleSums sums = scale_sums<Levels>(x, weight, n, inverse_scale);
         const V scale = sums.xq * inverse(sums.qq);
         const V gain = scale * sums.xq;
-        const I better = gain > best_gain;
+        const I better = gain > best_gain * 1.0000005f; // not by rounding: equal parts of a block get equal scales
         best_gain = select(better, gain, best_gain);
         best = select(better, scale, best);
     };
