@@ -253,8 +253,17 @@ def test_what_is_no_text_is_refused(plain: httpx.Client, type: str) -> None:
 def test_what_the_template_raises_is_a_400(plain: httpx.Client) -> None:
     error = refusal(plain, messages=[{"role": "user", "content": "refused"}])
     assert "not this" in error["message"]
-    error = refusal(plain, messages=[{"role": "user", "content": None}])
-    assert "template" in error["message"]
+
+
+def test_a_message_without_content_is_named(plain: httpx.Client) -> None:
+    for message in ({"role": "user", "content": None}, {"role": "system"}):
+        assert refusal(plain, messages=[message])["param"] == "messages[0].content"
+
+
+def test_a_body_that_is_compressed_is_a_415(plain: httpx.Client) -> None:
+    response = plain.post(URL, content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+    assert response.status_code == 415
+    assert "gzip" in response.json()["error"]["message"]
 
 
 def test_variables_of_the_template(plain: httpx.Client, client: openai.OpenAI) -> None:

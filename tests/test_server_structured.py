@@ -121,8 +121,8 @@ def test_the_clients_own_models_are_parsed(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("fields", "words", "param"),
     [
-        ({"guided_json": {"type": "array", "uniqueItems": True}}, "uniqueItems", "response_format"),
-        ({"guided_regex": "(a"}, "regular expression", "response_format"),
+        ({"guided_json": {"type": "array", "uniqueItems": True}}, "uniqueItems", "guided_json"),
+        ({"guided_regex": "(a"}, "regular expression", "guided_regex"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex, guided_choice", "guided_choice"),
         ({"response_format": {"type": "json_schema"}}, "json_schema.schema is missing", "response_format"),
         ({"response_format": {"type": "xml"}}, "xml", "response_format.type"),

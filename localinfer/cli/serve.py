@@ -174,6 +174,8 @@ def plan_models(
         others = [other for other, target in aliases.items() if known[target] == name]
         if ids[name] != name:
             others.append(name)
+        if path.name not in (ids[name], *others) and [p.name for p in paths.values()].count(path.name) == 1:
+            others.append(path.name)
         fixed = {**options, **_settled(path, context, options)}
         sources.append(
             ModelSource(ids[name], path, fixed["context"], _loader(str(path), ids[name], fixed), tuple(others))
@@ -239,7 +241,12 @@ def _aliases(given: "list[str] | tuple[str, ...]") -> dict[str, str]:
 
 
 def _environment_keys() -> list[str]:
-    return [key] if (key := os.environ.get(KEY_VARIABLE)) else []
+    key = os.environ.get(KEY_VARIABLE)
+    if key == "":
+        raise LocalInferError(
+            f"{KEY_VARIABLE} is set and empty: this server would ask for no key", f"unset {KEY_VARIABLE}"
+        )
+    return [key] if key else []
 
 
 def _keys_of_file(path: str) -> list[str]:
@@ -247,13 +254,19 @@ def _keys_of_file(path: str) -> list[str]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LocalInferError(f"the file of API keys {path} cannot be read: {error}") from error
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    keys = []
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.startswith("#"):
+            _check_key(line.strip(), f"line {number} of {path}")
+            keys.append(line.strip())
     if not keys:
         raise LocalInferError(f"the file of API keys {path} has no key in it", "write one key per line")
     return keys
 
 
-def _check_key(key: str) -> None:
+def _check_key(key: str, where: str = "an API key") -> None:
     """A key travels in a header: anything but visible ASCII would not arrive, and would lock everybody out."""
     if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise LocalInferError("an API key has characters other than visible ASCII, or is empty", "openssl rand -hex 24")
+        raise LocalInferError(
+            f"{where} is empty, or has characters other than visible ASCII", "`openssl rand -hex 24` makes a key"
+        )

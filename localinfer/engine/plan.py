@@ -222,7 +222,7 @@ def _refusal(plan: Plan, wishes: Wishes, plan_for: Callable[[Wishes, int], Plan]
     if (wishes.kv_type_k, wishes.kv_type_v) != ("int8", "int8"):
         smaller = wishes._replace(kv_type_k="int8", kv_type_v="int8")
         if plan_for(smaller, context).fits:
-            changes.append("keys and values as int8 (kv_type int8)")
+            changes.append("keys and values as int8 (--kv-type int8)")
     if fitting := _largest_context(lambda context: plan_for(wishes, context), context):
         changes.append(f"a context of {fitting} tokens")
     hint = f"what would fit: {', or '.join(changes)}" if changes else "use a smaller model, or close other programs"

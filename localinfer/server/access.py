@@ -34,12 +34,16 @@ class RequireKey:
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == "/health" or self._knows(_given_keys(scope)):
+        given = _given_keys(scope) if scope["type"] == "http" else []
+        if scope["type"] != "http" or scope["path"] == "/health" or self._knows(given):
             await self._app(scope, receive, send)
             return
+        how = "send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`"
         error = ApiError(
             401,
-            "this server asks for an API key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`",
+            "this API key is none of those that this server takes"
+            if given
+            else f"this server asks for an API key: {how}",
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )

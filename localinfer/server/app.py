@@ -105,8 +105,10 @@ async def _on_error(request: Request, error: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own: no such path (404), or not by this method (405)."""
     assert isinstance(error, HTTPException)
+    meant = f"/v1{request.url.path.rstrip('/')}"
+    perhaps = f"; {meant} is there" if any(endpoint.path == meant for endpoint in ENDPOINTS) else ""
     words = {
-        404: f"there is no {request.url.path} here",
+        404: f"there is no {request.url.path} here{perhaps}",
         405: f"{request.url.path} does not answer {request.method}",
     }
     message = words.get(error.status_code, error.detail)

@@ -24,6 +24,12 @@ class Conversation(Task[ChatCompletionRequest]):
     ) -> list[Job]:
         """The engine's job for these messages, as the chat template gets them. ApiError for what makes no sense."""
         fields, llm = self.fields, self.model.llm
+        if llm.chat_template is None:
+            raise invalid(
+                f"the model {self.model.name} has no chat template, it is not made for conversations: ask "
+                "/v1/completions to continue a text, or start the server with --template",
+                code="unsupported_model",
+            )
         self.form = AnswerForm(fields, tools, llm)
         prompt = llm.chat_tokens(messages, {**variables, **self.form.variables})
         self.form.look_at(prompt)

@@ -128,7 +128,9 @@ async def read_body(request: Request, schema: type[Schema]) -> Body[Schema]:
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """The body as a JSON object; ApiError 400 if it is none."""
+    """The body as a JSON object; ApiError 400 if it is none, 415 if it is compressed."""
+    if (encoding := request.headers.get("content-encoding", "identity")).lower() != "identity":
+        raise ApiError(415, f"the body is encoded as {encoding}: send it as it is", code="unsupported_encoding")
     try:
         body = await request.body()
     except ClientDisconnect:

@@ -26,6 +26,7 @@ from localinfer.server.record import CLIENT_LEFT, RequestRecord
 from localinfer.server.registry import ServedModel
 from localinfer.server.schemas.sampling import PromptTokensDetails, SamplingFields, Usage
 from localinfer.server.streaming import DONE, PING, EventStream, event
+from localinfer.server.structured import grammar_field
 
 Fields = TypeVar("Fields", bound=SamplingFields)
 
@@ -97,7 +98,8 @@ class Task(ABC, Generic[Fields]):
             try:
                 self.model.llm.engine.prepare(params.grammar)
             except LocalInferError as error:
-                raise invalid(error.message, param="response_format", code="unsupported_grammar") from error
+                field = grammar_field(self.fields)
+                raise invalid(f"{field}: {error.message}", param=field, code="unsupported_grammar") from error
 
     def start(self, requests: list[Request]) -> None:
         """The engine has accepted the jobs."""

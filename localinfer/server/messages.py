@@ -37,6 +37,10 @@ def template_messages(messages: Sequence[ChatMessage], raw: Sequence[dict[str, A
 
 def _message(index: int, message: ChatMessage, raw: dict[str, Any]) -> dict[str, Any]:
     found = {**raw, "role": "system" if message.role == "developer" else message.role}
+    if message.content is None and message.role in ("system", "developer", "user"):
+        raise invalid(f"messages[{index}].content: it is missing", param=f"messages[{index}].content")
+    if message.content is None:
+        found["content"] = ""
     if isinstance(message.content, list):
         found["content"] = "\n".join(_texts(f"messages[{index}].content", message.content))
     return found

@@ -136,13 +136,19 @@ async def _drain(gate: Gate, seconds: float, say: Say) -> tuple[int, str]:
     """Waits for what is under way; the exit code, and what to say in the end."""
     gate.close()
     if gate.active:
-        say(f"stopping: {gate.active} requests finish first, for at most {seconds:g} s; Ctrl-C again stops at once")
+        say(
+            f"stopping: {_counted(gate.active)} may finish first, for at most {seconds:g} s; Ctrl-C again stops at once"
+        )
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await gate.wait_idle()
     if gate.active:
-        return 1, f"stopped: {gate.active} requests were cut off, since they took longer than {seconds:g} s"
+        return 1, f"stopped: {_counted(gate.active)} cut off, having taken longer than {seconds:g} s"
     return 0, "stopped"
+
+
+def _counted(requests: int) -> str:
+    return "1 request" if requests == 1 else f"{requests} requests"
 
 
 def _say_ready(say: Say, settings: ServerSettings, registry: OnDemandModels, address: str) -> None:

@@ -29,6 +29,11 @@ def grammar_of(fields: SamplingFields) -> Grammar | None:
     return next(iter(found.values()), None)
 
 
+def grammar_field(fields: SamplingFields) -> str:
+    """The field that asks for a grammar."""
+    return next((name for name, value in _asked(fields).items() if value), "response_format")
+
+
 _FIELDS = (
     "response_format",
     "guided_json",

@@ -214,6 +214,6 @@ def _words_of(bits: int) -> int:
 
 
 def _words(complaint: str) -> str:
-    """llguidance's complaints without the places in its own source."""
-    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
-    return "; ".join(lines[:3]) or "llguidance gives no reason"
+    """llguidance's complaint in one line, without the marks that point into the lines above them."""
+    lines = [line.strip() for line in complaint.splitlines() if line.strip(" ^|")]
+    return " ".join(lines)[:500] or "llguidance gives no reason"
