@@ -78,6 +78,13 @@ def test_other_weights_are_told(case: str, pool: ThreadPoolExecutor) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_turned_signs_are_told(case: str, pool: ThreadPoolExecutor) -> None:
+    weights = WEIGHTS.copy()
+    weights[2] = -weights[2]
+    assert look(case.split()[0], BLOCKS[case], weights, pool).verdict is Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_slightly_other_weights_are_told(case: str, pool: ThreadPoolExecutor) -> None:
     kind = case.split()[0]
     size = 0.5 if kind in COARSE else 0.1 if kind.startswith("IQ") else 0.01

@@ -149,8 +149,7 @@ def _running_points(gain: Integers, group: Array, groups: int) -> Integers:
 def _split_explains(type_name: str, units: Floats, chosen: Array) -> Array:
     """Whether two borders between the sorted weights [n, run] lead to the chosen entries [n, groups].
 
-    Weights that are equal may stand in any order, so groups with one at a border are not asked. Where the best scale
-    was negative, levels were exchanged.
+    Weights that are equal may stand in any order, so groups with one at a border are not asked.
     """
     book = BOOKS[type_name]
     order = np.argsort(units, axis=1, kind="stable")
@@ -169,12 +168,7 @@ def _split_explains(type_name: str, units: Floats, chosen: Array) -> Array:
     points = above[:, :, first] + above[:, :, second]
     free = tied[:, :, first] | tied[:, :, second]
     possible, _ = _choices(type_name)
-    explained = _for_all_groups(possible[points, chosen[:, :, None]] | free)
-    rest = np.flatnonzero(~explained)
-    if len(rest):
-        most = int(_powers(type_name)[: book.group].sum()) * 2
-        explained[rest] = _for_all_groups(possible[most - points[rest], chosen[rest][:, :, None]] | free[rest])
-    return explained
+    return _for_all_groups(possible[points, chosen[:, :, None]] | free)
 
 
 def _for_all_groups(explained: Array) -> Array:
