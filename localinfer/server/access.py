@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from localinfer.server.errors import ApiError
+from localinfer.server.page import is_for_page
 from localinfer.server.refusals import refuse
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ _PREFLIGHT_SECONDS = b"600"
 class RequireKey:
     """Answers 401 to a request without one of `keys`, as `Authorization: Bearer KEY` or `x-api-key: KEY`.
 
-    /health is open, since those who watch a server need to know no secret. How long a comparison takes tells nothing
-    about the keys.
+    /health is open, since those who watch a server need to know no secret, and so are the files of the web page, which
+    asks for the key itself. How long a comparison takes tells nothing about the keys.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -35,7 +36,7 @@ class RequireKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = _given_keys(scope) if scope["type"] == "http" else []
-        if scope["type"] != "http" or scope["path"] == "/health" or self._knows(given):
+        if scope["type"] != "http" or scope["path"] == "/health" or is_for_page(scope) or self._knows(given):
             await self._app(scope, receive, send)
             return
         how = "send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`"

@@ -18,6 +18,7 @@ from localinfer.server.errors import ApiError, error_response
 from localinfer.server.handling import recorded
 from localinfer.server.metrics import Metrics
 from localinfer.server.openapi import document
+from localinfer.server.page import PATH, Page, one
 from localinfer.server.record import RequestRecord
 from localinfer.server.registry import ModelRegistry
 from localinfer.server.request_log import RequestLog
@@ -38,7 +39,10 @@ def create_app(registry: ModelRegistry, settings: ServerSettings) -> Starlette:
         log.close()
 
     app = Starlette(
-        routes=[Route(endpoint.path, _guarded(endpoint), methods=[endpoint.method]) for endpoint in ENDPOINTS],
+        routes=[
+            *(Route(endpoint.path, _guarded(endpoint), methods=[endpoint.method]) for endpoint in ENDPOINTS),
+            Route(PATH, one, methods=["GET"]),
+        ],
         exception_handlers={
             ApiError: _on_error,
             LocalInferError: _on_error,
@@ -66,6 +70,7 @@ def create_app(registry: ModelRegistry, settings: ServerSettings) -> Starlette:
     app.state.report_refusal = report_refusal
     app.state.log = log
     app.state.metrics = metrics
+    app.state.page = Page()
     app.state.openapi = msgspec.json.encode(document(ENDPOINTS))
     return app
 

@@ -13,6 +13,7 @@ from localinfer.engine.sampling import SamplingParams
 from localinfer.server.errors import ApiError
 from localinfer.server.metrics import CONTENT_TYPE, Metrics
 from localinfer.server.models import as_json, find
+from localinfer.server.page import INDEX, Page, wants_page
 from localinfer.server.registry import ModelInfo, ModelRegistry, ServedModel
 from localinfer.server.schemas.errors import ErrorDetail
 from localinfer.server.schemas.status import (
@@ -33,9 +34,14 @@ SAMPLERS = ["penalties", "temperature", "top_k", "typ_p", "top_p", "min_p"]
 
 
 async def welcome(http: HttpRequest) -> Response:
-    """The handler of GET and HEAD /, which some clients ask for to see whether somebody is there."""
+    """The handler of GET and HEAD /: the web page for browsers. Some clients ask to see whether somebody is there."""
+    if wants_page(http.headers.get("accept", "")):
+        page: Page = http.app.state.page
+        return page.answer(http, INDEX)
     paths = [route.path_format for route in http.app.routes]
-    return as_json(Welcome(version=__version__, endpoints=paths))
+    response = as_json(Welcome(version=__version__, endpoints=paths))
+    response.headers["vary"] = "accept"
+    return response
 
 
 async def health(http: HttpRequest) -> Response:
