@@ -13,6 +13,7 @@ import uvicorn
 
 from localinfer import LLM
 from localinfer.server.app import create_app
+from localinfer.server.process import guarded
 from localinfer.server.registry import ModelRegistry, SingleModel
 from localinfer.server.settings import ServerSettings
 
@@ -27,9 +28,17 @@ class Served(NamedTuple):
 
 @contextmanager
 def served(
-    model: LLM | Callable[[], ModelRegistry], settings: ServerSettings | None = None, *, patience: float = 60.0
+    model: LLM | Callable[[], ModelRegistry],
+    settings: ServerSettings | None = None,
+    *,
+    patience: float = 60.0,
+    guard: bool = False,
+    port: int = 0,
 ) -> Iterator[Served]:
-    """Serves a loaded model (which is closed afterwards), or what a function makes when it is called on the loop."""
+    """Serves a loaded model (which is closed afterwards), or what a function makes when it is called on the loop.
+
+    With `guard`, requests have to pass what they pass in a serving process: keys, origins, the size of bodies.
+    """
     ready = threading.Event()
     found: dict[str, Any] = {}
 
@@ -37,7 +46,8 @@ def served(
         registry = SingleModel(model) if isinstance(model, LLM) else model()
         found["app"] = create_app(registry, settings or ServerSettings())
         found["loop"] = asyncio.get_running_loop()
-        config = uvicorn.Config(found["app"], ws="none", log_config=None, lifespan="on")
+        app = guarded(found["app"], settings or ServerSettings())[0] if guard else found["app"]
+        config = uvicorn.Config(app, ws="none", log_config=None, lifespan="on")
         found["server"] = _Server(config, ready)
         await found["server"].serve(sockets=[listener])
 
@@ -49,7 +59,7 @@ def served(
         finally:
             ready.set()
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", port)) as listener:
         thread = threading.Thread(target=run, name="served-app", daemon=True)
         thread.start()
         try:

@@ -235,6 +235,6 @@ function statistics(node) {
     const speed = (count - 1) / node.seconds;
     parts.push(`${speed.toFixed(speed < 100 ? 1 : 0)} tokens/s`);
   }
-  if (node.first !== undefined) parts.push(`first after ${node.first < 10 ? node.first.toFixed(1) : Math.round(node.first)} s`);
+  if (node.first !== undefined) parts.push(`first after ${node.first < 1 ? `${Math.round(node.first * 1000)} ms` : `${node.first.toFixed(1)} s`}`);
   return parts.join(" · ");
 }
