@@ -1,4 +1,4 @@
-"""What llama.cpp makes of files that `localinfer quantize` writes: rewrites tests/data/llama_cpp/quantized.json.
+"""What llama.cpp makes of files that `localinfer quantize` writes: rewrites tests/data/quantized.json.
 
     python scripts/quantize_fixtures.py
 
@@ -50,7 +50,7 @@ def main() -> None:
             print(f"{name}: {path.stat().st_size} bytes")
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(values)}" for name, values in found.items())
     text = f'{{\n"tokens": {TOKENS},\n"token_stride": {TOKEN_STRIDE},\n"recipes": {{\n{lines}\n}}\n}}\n'
-    (DATA / "llama_cpp" / "quantized.json").write_text(text)
+    (DATA / "quantized.json").write_text(text)
 
 
 if __name__ == "__main__":

@@ -438,7 +438,8 @@ def test_bench_measures_every_case(scripted: str, capsys: Capture) -> None:
     assert set(report) == {
         "model", "hardware", "backend", "settings", "versions", "load_seconds", "memory_plan", "peak_memory", "results"
     }  # fmt: skip
-    assert report["settings"] == {"kv_type": "f16", "threads": 0, "rounds": 2, "context": 632, "chunk": CHUNK}
+    settings = {"kv_type": "f16", "quant": "", "threads": 0, "rounds": 2, "context": 632, "chunk": CHUNK}
+    assert report["settings"] == settings
     assert execute(["bench", scripted, *lengths, "--threads", "1", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["settings"]["threads"], report["backend"]["threads"]) == (1, "1")

@@ -1,6 +1,6 @@
 """Files of every recipe, byte for byte what they always were, and to llama.cpp what they are to us.
 
-tests/data/llama_cpp/quantized.json (scripts/quantize_fixtures.py) has, for each, a hash of its tensors and logits that
+tests/data/quantized.json (scripts/quantize_fixtures.py) has, for each, a hash of its tensors and logits that
 llama.cpp computed for it. A changed hash means that an algorithm changed: it needs another name in provenance.
 """
 
@@ -21,7 +21,7 @@ from localinfer.quantize.pipeline import Wishes, quantize
 from localinfer.quantize.recipes import RECIPES
 
 DATA = Path(__file__).parent / "data"
-FIXTURES = json.loads((DATA / "llama_cpp" / "quantized.json").read_text())
+FIXTURES = json.loads((DATA / "quantized.json").read_text())
 # Both round activations to 8 bits, llama.cpp per 32 or 256 numbers, we per 16; as a part of the logits' spread.
 TOLERANCE = 0.05
 

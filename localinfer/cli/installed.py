@@ -8,7 +8,7 @@ from localinfer.cli.output import emit_json, emit_table, note, size
 
 
 def command(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """List models: installed, with what they take on the disk, and to be pulled."""
+    """List models, and what they take on the disk."""
     from localinfer.hub.catalog import CATALOG
     from localinfer.hub.store import disk_use, installed, unfinished
 

@@ -93,7 +93,7 @@ def command(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Pull models without asking.")] = False,
 ) -> None:
-    """Answer clients of the OpenAI API.
+    """Answer clients of OpenAI's and other APIs.
 
     The first model is loaded at once, others when they are asked for; where memory is short, the one that was used the
     longest ago makes room. Ctrl-C or SIGTERM lets running answers finish; a second one stops at once. Exit codes: 0 all
