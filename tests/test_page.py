@@ -26,10 +26,23 @@ KEY = "a-long-secret"
 SMALL = 100_000  # bytes of all files together
 PATIENCE = 30_000  # milliseconds: the machine may be busy
 HOSTILE = [
-    *("# <b>Bold", "</b>\n\n", "<script>", "document.title='taken'", "</script>", "<img src=x onerror=", "document.title='taken'>\n\n"),
-    *("[one](", "javascript:document.title='taken') ", "[two](JAVA", "script:alert(1)) ", "[three](data:text/html,<script>1</script>) "),
-    *("<javascript:alert(1)> ", "![four](https://evil.example/spy.png) ", "[five](/v1/models) ", "[six](//evil.example) "),
-    *("[seven](https://good.example/\"onclick=\"x) ", "\x1b[31mred", "\x07 \u202egnp.exe\n\n", "```html\n", "</code></pre><iframe src=x>\n```"),
+    "# <b>Bold</b>\n\n",
+    "<script>document.title='taken'</script>",
+    "<img src=x onerror=",
+    "document.title='taken'>\n\n",
+    "[one](javascript:document.title='taken') ",
+    "[two](JAVA",
+    "script:alert(1)) ",
+    "[three](data:text/html,<script>1</script>) ",
+    "<javascript:alert(1)> ",
+    "![four](https://evil.example/spy.png) ",
+    "[five](/v1/models) ",
+    "[six](//evil.example) ",
+    '[seven](https://good.example/"onclick="x) ',
+    "\x1b[31mred",
+    "\x07 \u202egnp.exe\n\n",
+    "```html\n",
+    "</code></pre><iframe src=x>\n```",
 ]
 
 
@@ -151,7 +164,10 @@ def test_the_files_are_small_and_refer_to_each_other() -> None:
 
 
 def test_the_files_load_nothing_from_elsewhere_and_make_no_markup() -> None:
-    dangerous = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser|srcdoc|createContextualFragment"
+    dangerous = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser|srcdoc|"
+        r"createContextualFragment|setHTML"
+    )
     for path in FOLDER.iterdir():
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")  # a name, no address
         assert not re.search(r"https?://", text), path.name
@@ -327,7 +343,9 @@ def test_conversations_are_renamed_deleted_exported_and_imported(person: Person,
     person.expect("#list .open").to_have_text("Renamed")
     person.page.locator("#file").set_input_files(file)
     person.expect("#list .open").to_have_count(2)
-    file.write_text('{"format": "localinfer-conversations", "conversations": [{"nodes": [{"id": "a", "role": "root"}]}]}')
+    file.write_text(
+        '{"format": "localinfer-conversations", "conversations": [{"nodes": [{"id": "a", "role": "root"}]}]}'
+    )
     person.page.locator("#file").set_input_files(file)
     person.expect("#toast").to_contain_text("Conversation 1 of the file cannot be read")
     person.page.reload()
@@ -335,12 +353,16 @@ def test_conversations_are_renamed_deleted_exported_and_imported(person: Person,
 
 
 def test_a_full_store_is_said_and_nothing_stops(person: Person) -> None:
-    person.page.evaluate("for (let n = 0; n < 9; n++) try { localStorage.setItem('other' + n, 'x'.repeat(6e5)) } catch {}")
+    person.page.evaluate(
+        "for (let n = 0; n < 9; n++) try { localStorage.setItem('other' + n, 'x'.repeat(6e5)) } catch {}"
+    )
     person.page.evaluate("try { for (let n = 0; ; n++) localStorage.setItem('rest' + n, 'x'.repeat(100)) } catch {}")
     person.ask("hello")
     person.expect("#banner").to_contain_text("no room left in this browser")
     person.expect(".assistant .markdown").to_have_text("Hello, wide 🌍!")
-    person.page.evaluate("for (const key of Object.keys(localStorage)) if (/^(other|rest)/.test(key)) localStorage.removeItem(key)")
+    person.page.evaluate(
+        "for (const key of Object.keys(localStorage)) if (/^(other|rest)/.test(key)) localStorage.removeItem(key)"
+    )
     person.ask("again")
     person.expect("#banner").to_be_hidden()
     person.page.reload()
@@ -373,8 +395,16 @@ def test_what_goes_wrong_is_said_in_words_and_nothing_is_lost(person: Person) ->
     ways: list[tuple[Any, str, str]] = [
         (lambda route: route.abort(), "The server cannot be reached", ""),
         (lambda route: route.fulfill(body=begun, content_type="text/event-stream"), "connection was lost", "Half an"),
-        (lambda route: route.fulfill(body=begun + 'data: {"error": {"message": "it broke"}}\n\n'), "It broke.", "Half an"),
-        (lambda route: route.fulfill(status=429, json={"error": {"message": "busy"}}, headers={"retry-after": "7"}), "Busy. It may have time in 7 s.", ""),
+        (
+            lambda route: route.fulfill(body=begun + 'data: {"error": {"message": "it broke"}}\n\n'),
+            "It broke.",
+            "Half an",
+        ),
+        (
+            lambda route: route.fulfill(status=429, json={"error": {"message": "busy"}}, headers={"retry-after": "7"}),
+            "Busy. It may have time in 7 s.",
+            "",
+        ),
         (lambda route: route.fulfill(status=502, body="<html>"), "The server answered 502 Bad Gateway.", ""),
     ]
     for number, (way, words, kept) in enumerate(ways):
@@ -417,7 +447,9 @@ def test_the_key_is_asked_for_once(browser: Any, tmp_path: Path) -> None:
         expect(page.locator(".assistant .markdown")).to_contain_text("Hello")
         page.reload()
         expect(page.locator("#model")).to_have_value("tiny")
-        assert KEY not in page.evaluate("JSON.stringify(localStorage)"), "it is kept for the tab alone, unless asked for"
+        assert KEY not in page.evaluate("JSON.stringify(localStorage)"), (
+            "it is kept for the tab alone, unless asked for"
+        )
         context.close()
 
 
@@ -466,8 +498,13 @@ def test_a_hostile_answer_does_nothing(browser: Any, tmp_path: Path) -> None:
             assert shown in text
         assert answer.locator("script, img, iframe, b").count() == 0
         links = answer.locator("a").evaluate_all("links => links.map(link => [link.protocol, link.host, link.rel])")
-        assert links == [["https:", "evil.example", "noopener noreferrer"], ["https:", "good.example", "noopener noreferrer"]]
-        assert answer.evaluate("top => [top, ...top.querySelectorAll('*')].every(e => !e.getAttributeNames().some(n => n.startsWith('on')))")
+        assert links == [
+            ["https:", "evil.example", "noopener noreferrer"],
+            ["https:", "good.example", "noopener noreferrer"],
+        ]
+        assert answer.evaluate(
+            "top => [top, ...top.querySelectorAll('*')].every(e => e.getAttributeNames().every(n => !/^on/.test(n)))"
+        )
         person.page.reload()
         person.expect(".message.assistant .markdown").to_contain_text("<script>")
         assert person.page.title() == "<img src=x onerror=alert(1)> · localinfer"
@@ -481,9 +518,13 @@ def test_deep_and_endless_markdown_costs_little(person: Person) -> None:
         """async () => {
             const { Markdown } = await import("/page/markdown.js");
             const size = 20000;
-            const texts = [">", "- ", "*a ", "**a _b ", "[", "![", "](", "`", "` `` ", "<", "~~a ", "| a ", "1. ", "# ", "\\\\", "(", "http://a",
-                "*a* ", "[a](b ", "&#", "> - ", "  - a\\n", "|a|b|\\n|-|-|\\n", "\\n\\n", " ", "_"].map((piece) => piece.repeat(size));
-            texts.push("*_".repeat(size) + "_*".repeat(size), "[".repeat(size) + "](https://a.b)".repeat(size), "```js\\n" + "/*'`\\"".repeat(size));
+            const texts = [">", "- ", "*a ", "**a _b ", "[", "![", "](", "`", "` `` ", "<", "~~a ", "| a ", "1. ", "# ",
+                "\\\\", "(", "http://a", "*a* ", "[a](b ", "&#", "> - ", "  - a\\n", "|a|b|\\n|-|-|\\n", "\\n\\n", " ",
+                "_",
+            ].map((piece) => piece.repeat(size));
+            texts.push("*_".repeat(size) + "_*".repeat(size));
+            texts.push("[".repeat(size) + "](https://a.b)".repeat(size));
+            texts.push("```js\\n" + "/*'`\\"".repeat(size));
             const slow = [];
             for (const text of texts) {
                 const begun = performance.now();
@@ -519,9 +560,10 @@ def test_markdown_is_shown_as_people_expect(person: Person) -> None:
         "- [x] a": "ul(li(input()a))",
         "> a\n> > b": "blockquote(p(a)blockquote(p(b)))",
         "---\n***": "hr() hr()",
-        "see https://a.example/x_(y). (https://b.example)": "p(see a<https://a.example/x_(y)>(https://a.example/x_(y)). "
-        "(a<https://b.example/>(https://b.example)))",
-        '[t](https://a.example "w") <mailto:a@b.example>': "p(a<https://a.example/>(t) a<mailto:a@b.example>(mailto:a@b.example))",
+        "see https://a.example/x_(y).": "p(see a<https://a.example/x_(y)>(https://a.example/x_(y)).)",
+        "(https://b.example)": "p((a<https://b.example/>(https://b.example)))",
+        '[t](https://a.example "w")': "p(a<https://a.example/>(t))",
+        "<mailto:a@b.example>": "p(a<mailto:a@b.example>(mailto:a@b.example))",
         "[x] and [y](b)": "p([x] and [y](b))",
         "``a`b`` `c": "p(code(a`b) `c)",
         "|a|b|\n|-|:-:|\n|1|`x|y`|": "div(table(thead(tr(th(a)th(b)))tbody(tr(td(1)td(code(x|y))))))",
@@ -589,6 +631,7 @@ def test_everything_that_can_be_pressed_has_a_name(person: Person) -> None:
     person.page.locator("#open-settings").click()
     nameless = person.page.evaluate(
         """() => [...document.querySelectorAll("button, input, select, textarea")].filter((part) =>
-            !(part.getAttribute("aria-label") || part.textContent.trim() || part.labels?.length)).map((part) => part.outerHTML)"""
+            !(part.getAttribute("aria-label") || part.textContent.trim() || part.labels?.length))
+            .map((part) => part.outerHTML)"""
     )
     assert nameless == []

@@ -22,10 +22,11 @@ FOLDER = Path(__file__).parent / "page"
 PATH = "/page/{name}"
 INDEX = "index.html"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-# What a model writes is shown on this page. Should some of it ever be taken for markup, it still loads and runs nothing.
+# This page shows what models write. Should some of it ever be taken for markup, it still loads and runs nothing.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 _HEADERS = {
     "content-security-policy": _POLICY,

@@ -190,7 +190,7 @@ function render(block, depth) {
     case "table":
       return tableElement(block);
     default:
-      return element("p", { dir: "auto" }, inline(block.text));
+      return element("p", {}, inline(block.text));
   }
 }
 
@@ -399,9 +399,13 @@ function emphasize(pieces) {
       const place = stack.at(-1);
       const opener = out[place];
       const used = Math.min(2, count, opener.count);
+      if (place === out.length - 1 || (piece.mark === "~" && used !== 2)) break;
       const inner = out.slice(place + 1);
       const depth = 1 + inner.reduce((most, part) => Math.max(most, part.depth), 0);
-      if (depth > DEEPEST || inner.length === 0 || (piece.mark === "~" && used !== 2)) break;
+      if (depth > DEEPEST) {
+        stack.length = 0; // whatever begins before that is deeper still
+        break;
+      }
       const tag = piece.mark === "~" ? "del" : used === 2 ? "strong" : "em";
       out.length = place + 1;
       out.push({ node: element(tag, {}, ...inner.map(literal)), depth });

@@ -92,7 +92,7 @@ class MessageView {
     this.#parts.body = element("div", { class: "body" });
     this.#parts.tools = element("div", { class: "tools" });
     this.element = element("article", { class: `message ${node.role}`, "aria-label": name, "data-id": node.id }, element("h2", { class: node.role === "user" ? "unseen" : "who" }, name), this.#parts.body, this.#parts.tools);
-    if (node.role === "user") this.#parts.body.append(element("div", { class: "bubble", dir: "auto" }, visible(node.text)));
+    if (node.role === "user") this.#parts.body.append(element("div", { class: "bubble" }, visible(node.text)));
     if (node.role === "tool") this.#parts.body.append(codeBlock(visible(node.text), ""));
   }
 
@@ -137,7 +137,7 @@ class MessageView {
     const parts = this.#parts;
     if (!parts.reasoning) {
       parts.summary = element("summary", {});
-      parts.thought = element("div", { class: "thought", dir: "auto" });
+      parts.thought = element("div", { class: "thought" });
       parts.reasoning = element("details", { class: "reasoning" }, parts.summary, parts.thought);
       parts.body.append(parts.reasoning);
     }
