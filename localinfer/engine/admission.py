@@ -8,9 +8,8 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from localinfer.engine.beam import Beam, BeamSearch
 from localinfer.engine.checks import token_ids, wrong
 from localinfer.engine.pooling import Pool, Pooling
 from localinfer.engine.request import Choice, Request, TextDecoder
@@ -20,6 +19,9 @@ from localinfer.engine.sequence import Sequence
 from localinfer.engine.stop import StopMatcher
 from localinfer.errors import ContextLengthError, LocalInferError
 from localinfer.text.grammar import Constraint, Grammar
+
+if TYPE_CHECKING:
+    from localinfer.engine.beam import BeamSearch
 
 NewDecoder = Callable[[], TextDecoder] | None
 
@@ -121,6 +123,8 @@ class Admission:
                 if place >= params.min_tokens:
                     stops.push(text)
             return stops.matched is not None
+
+        from localinfer.engine.beam import Beam, BeamSearch
 
         first = Beam(request.choices[0].sequence)
         return BeamSearch(params.beam_width, params.length_penalty, limit, ends, [first])

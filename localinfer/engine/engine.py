@@ -7,10 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from localinfer.engine.admission import Admission
-from localinfer.engine.beam import BeamSearch
-from localinfer.engine.draft import DraftModel
 from localinfer.engine.kv import BlockManager
 from localinfer.engine.loop import loop_period
 from localinfer.engine.pooling import Pool, Pooling
@@ -26,6 +25,10 @@ from localinfer.engine.step_times import StepTimes
 from localinfer.errors import LocalInferError
 from localinfer.kernels.base import Cancelled, Executable, LoadConfig
 from localinfer.text.grammar import Constraint, Grammar
+
+if TYPE_CHECKING:
+    from localinfer.engine.beam import BeamSearch
+    from localinfer.engine.draft import DraftModel
 
 
 class Engine:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
 from localinfer.engine.checks import wrong
-from localinfer.engine.draft import DraftModel
 from localinfer.engine.engine import Engine
 from localinfer.engine.plan import Plan, Wishes, make_plan
 from localinfer.engine.sampling import SamplingParams
@@ -139,6 +138,8 @@ def load(
     drafting = None
     if model.draft and model.plan.draft:
         size = model.plan.draft.program.vocab_size
+        from localinfer.engine.draft import DraftModel
+
         drafting = DraftModel(model.draft, model.plan.draft.config, size, prefix_cache=prefix_cache)
     engine = Engine(
         model.executable,

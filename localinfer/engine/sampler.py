@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
-from localinfer.engine.beam import Candidate
 from localinfer.engine.request import TokenLogprob
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.sequence import Sequence
 from localinfer.kernels.host.sampler import Draw, NativeSampler
+
+if TYPE_CHECKING:
+    from localinfer.engine.beam import Candidate
 
 
 class Sampler:
@@ -43,6 +46,8 @@ class Sampler:
         self, logits: int, sequence: Sequence, params: SamplingParams, draw: Draw, banned: array[int] | None, count: int
     ) -> list[Candidate]:
         """The `count` tokens that rank first after bias and penalties; fewer if not so many can follow."""
+        from localinfer.engine.beam import Candidate
+
         self._look_at(sequence, params, draw, banned)
         return [
             Candidate(token, score, self.logprob(logits, token, params.top_logprobs) if params.logprobs else None)

@@ -13,15 +13,17 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
-from localinfer.engine.draft import DraftModel, Guess
 from localinfer.engine.draft_control import DraftControl, Offer
 from localinfer.engine.kv import BlockManager
 from localinfer.engine.ngram import NgramIndex
 from localinfer.engine.sequence import Chunk, Sequence
 from localinfer.engine.step_times import StepTimes
+
+if TYPE_CHECKING:
+    from localinfer.engine.draft import DraftModel, Guess
 
 # auto: with a draft model if there is one, and by prompt lookup, where it measures faster; ngram, draft: always
 SpeculationMode = Literal["auto", "off", "ngram", "draft"]
