@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -118,6 +119,26 @@ def test_a_changed_block_is_found_and_named(made: Path, tmp_path: Path) -> None:
     assert (found.finding.tally.worst[0].row, found.finding.tally.worst[0].column) == (5, 0)
 
 
+def test_a_file_of_ours_that_honest_scales_would_explain_is_no_less_refuted(made: Path, tmp_path: Path) -> None:
+    """The last bit of a block's scale: every weight stays on its nearest level, and whoever flips it mends the hash."""
+    path, name = copy(made / "q4.gguf", tmp_path), "blk.1.ffn_gate.weight"
+
+    def sha256() -> bytes:
+        with open_gguf(path) as file:
+            return hashlib.sha256(file.tensor(name).buffer).hexdigest().encode()
+
+    told = sha256()
+    change(path, name)
+    path.write_bytes(path.read_bytes().replace(told, sha256()))
+    report = look(path)
+    assert all(check.right for check in report.checks)
+    (found,) = [tensor for tensor in report.tensors if tensor.verdict is not Verdict.IDENTICAL]
+    assert (found.name, found.verdict) == (name, Verdict.DIFFERENT)
+    assert found.finding is not None
+    assert "search-1 makes other bytes" in found.finding.how
+    assert report.exit is Exit.REFUTED
+
+
 def test_provenance_of_another_file_is_not_held_against_this_one(made: Path, tmp_path: Path) -> None:
     path = copy(made / "q4.gguf", tmp_path)
     data = path.read_bytes()
@@ -187,6 +208,29 @@ def test_a_compressed_folder_is_made_again(made: Path, tmp_path: Path) -> None:
     assert report.count(Verdict.DIFFERENT) == 1
 
 
+def test_scales_of_a_compressed_folder_are_made_again(made: Path, tmp_path: Path) -> None:
+    """The last bit of the scale of a row, where that is no more than a division in bfloat16 may be off by."""
+    folder = Path(shutil.copytree(made / "int8", tmp_path / "int8"))
+    (weights,) = folder.glob("*.safetensors")
+    with open_safetensors(weights) as file:
+        scales = next(t for n, t in file.tensors.items() if n.endswith("weight_scale"))
+        mantissas = np.frombuffer(scales.buffer, "<u2") & 127
+    _flip(weights, scales.offset + 2 * int(mantissas.argmax()))
+    found = [tensor.finding.how for tensor in look(folder).tensors if tensor.finding]
+    assert sum("int8-channel-1 makes other bytes" in how for how in found) == 1
+
+
+def test_calibrated_files_say_how_they_are_made_again(tmp_path: Path) -> None:
+    quantize(
+        QuantizeWishes(CHECKPOINT, "q8_0", output=tmp_path / "q8.gguf", calibrate="default", measure=False), Quiet()
+    )
+    report = look(tmp_path / "q8.gguf")
+    assert report.exit is Exit.UNPROVEN
+    assert any("--calibrate default" in note for note in report.notes)
+    assert not any(t.finding.change > 0.1 for t in report.tensors if t.finding and t.finding.change is not None)
+    assert look(tmp_path / "q8.gguf", calibrate="default").exit is Exit.PROVEN
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
     code = execute(["verify", *map(str, arguments)])
     return code, capsys.readouterr().out
@@ -220,4 +264,6 @@ def test_what_cannot_be_read_is_an_error(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(40))
     assert execute(["verify", str(tmp_path / "bad.gguf")]) == 1
     assert execute(["verify", str(tmp_path / "none.gguf")]) == 1
+    assert execute(["verify", str(CHECKPOINT), "--calibrate", "default"]) == 2
+    assert execute(["verify", str(CHECKPOINT), "--source", str(CHECKPOINT), "--seed", "1"]) == 2
     assert "error: " in capsys.readouterr().err

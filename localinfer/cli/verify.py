@@ -47,6 +47,10 @@ def command(
 
     Exit codes: 0 proven; 3 not proven, though nothing speaks against it; 4 refuted.
     """
+    if calibrate and not source:
+        raise typer.BadParameter("--calibrate is for making tensors again, which needs --source")
+    if seed is not None and not sample:
+        raise typer.BadParameter("--seed chooses the rows of --sample")
     from pathlib import Path
 
     from localinfer.cli.progress import TerminalReport

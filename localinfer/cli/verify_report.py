@@ -6,6 +6,18 @@ from localinfer.cli.output import emit, emit_table
 from localinfer.verify.examine import Verdict
 from localinfer.verify.report import Exit, Report, TensorReport
 
+# What blocks break, in words.
+BROKEN = {
+    "equality": "other numbers",
+    "nearest": "weights that are not on the level nearest to them",
+    "coarse": "weights that are not on the level nearest to them",
+    "rounded": "weights that are not on the level nearest to them",
+    "rescaled": "weights that are not on the level nearest to them, under any scale",
+    "signs": "weights with another sign",
+    "parity": "weights with another sign",
+    "book": "groups with another entry of the code book, or with other signs",
+    "split": "groups with another entry of the code book",
+}
 MOST_TOLD = 8  # tensors that are told one by one
 
 HEADLINES = {
@@ -95,7 +107,7 @@ def _print_tensors(report: Report) -> None:
         groups.setdefault((str(tensor.verdict), tensor.type, how), []).append(tensor)
     order = [str(verdict) for verdict in Verdict]
     rows = [
-        (verdict, kind, len(tensors), RULES.get(how.split(",")[0], how) + _way(how))
+        (verdict, kind, len(tensors), _because(how))
         for (verdict, kind, how), tensors in sorted(groups.items(), key=lambda group: order.index(group[0][0]))
     ]
     emit("\n")
@@ -107,9 +119,12 @@ def _print_tensors(report: Report) -> None:
         emit(f"  and {len(doubtful) - MOST_TOLD} more; --json lists them\n")
 
 
-def _way(how: str) -> str:
+def _because(how: str) -> str:
+    """What a finding rests on, in words for people."""
     rule, comma, way = how.partition(",")
-    return comma + way if rule in RULES else ""
+    if rule in RULES:
+        return RULES[rule] + comma + way
+    return BROKEN.get(how.removeprefix("breaks "), how)
 
 
 def _details(tensor: TensorReport) -> str:
@@ -117,7 +132,7 @@ def _details(tensor: TensorReport) -> str:
     if tensor.finding is None:
         return f", {tensor.missing} has no such tensor"
     tally, change = tensor.finding.tally, tensor.finding.change
-    parts = [tensor.finding.how]
+    parts = [_because(tensor.finding.how)]
     if tally.broken:
         parts.append(f"{tally.broken} of {tally.blocks} blocks, in {tally.broken_rows} of {tally.rows} rows")
     if tally.lavish:
@@ -128,7 +143,8 @@ def _details(tensor: TensorReport) -> str:
     if tally.blocks:
         parts.append(f"correlation {tally.correlation:.4f}")
     if change is not None:
-        parts.append(f"the weights differ by about {_percent(change)}")
+        who = "the weights differ" if tensor.verdict is Verdict.DIFFERENT else "other weights would differ"
+        parts.append(f"{who} by about {_percent(change)}")
     return ", " + "; ".join(parts)
 
 

@@ -113,17 +113,28 @@ class Finding:
 
 
 def examine(
-    pair: Pair, chunks: Sequence[Chunk], pool: Executor, more: Mapping[str, Quantizer] | None = None
+    pair: Pair,
+    chunks: Sequence[Chunk],
+    pool: Executor,
+    more: Mapping[str, Quantizer] | None = None,
+    feedback: bool = False,
 ) -> Finding:
-    """The verdict about a tensor from some of its rows, or all of them. `more` quantizers are tried first."""
-    return _Examination(pair, list(chunks), pool, more or {}).finding()
+    """The verdict about a tensor from some of its rows, or all of them. `more` quantizers are tried first.
+
+    `feedback` says that the file tells of error feedback. That may make single blocks much worse, as Q8_0 shows, where
+    a step is small: it does not speak against the tensor then.
+    """
+    return _Examination(pair, list(chunks), pool, more or {}, feedback).finding()
 
 
 class _Examination:
     """One tensor. A chunk that refuted something is asked first from then on."""
 
-    def __init__(self, pair: Pair, chunks: list[Chunk], pool: Executor, more: Mapping[str, Quantizer]) -> None:
+    def __init__(
+        self, pair: Pair, chunks: list[Chunk], pool: Executor, more: Mapping[str, Quantizer], feedback: bool
+    ) -> None:
         self._pair = pair
+        self._feedback = feedback
         self._chunks = chunks
         self._pool = pool
         self._budget = BUDGETS.get(pair.file.type.name)
@@ -200,7 +211,8 @@ class _Examination:
         rule = min(rules, key=lambda rule: tally_chunk(self._pair, first[0], rule, self._budget, "").broken)
         tally = self._tally(rule, "", stop=False) or Tally()
         change = _change(tally)
-        close = tally.broken > _MOST_BLOCKS * tally.blocks and tally.correlation > _RELATED and not tally.lavish
+        close = tally.broken > _MOST_BLOCKS * tally.blocks and tally.correlation > _RELATED
+        close = close and (self._feedback or not tally.lavish)
         if self._budget and close and tally.error <= _affordable(tally, self._budget):
             return Finding(Verdict.UNPROVEN, "error feedback, or other weights", "", tally, change)
         return Finding(Verdict.DIFFERENT, f"breaks {rule.name}", "", tally, change)
@@ -296,7 +308,8 @@ def _change(tally: Tally) -> float | None:
     Small changes show in the share of weights that cross a border between levels, which is their mean size over the
     step: a block of n weights stays whole with probability exp(-n * share). Larger ones show in how far the worst
     weight of a block lies beyond its border, some two of their standard deviations; the largest in the error beyond
-    that of plain rounding. The step is what makes an error of step^2 / 12.
+    that of plain rounding. The step is what makes an error of step^2 / 12. Weights that the file was made of are about
+    as far from its values as plain rounding, and so no farther from the source than that and the error together.
     """
     if not tally.source_energy or not tally.blocks:
         return None
@@ -307,7 +320,8 @@ def _change(tally: Tally) -> float | None:
     if whole > _FEW_BROKEN:
         share = -math.log(whole) / (tally.weights / tally.blocks)
         return share * step * math.sqrt(math.pi / 2)
-    return max(beyond, tally.excess / tally.broken / 2 * step if tally.plain else 0.0)
+    crossed = tally.excess / tally.broken / 2 * step if tally.plain else 0.0
+    return min(max(beyond, crossed), tally.relative_error + plain)
 
 
 def _in_order(

@@ -114,7 +114,8 @@ def _rounded(type_name: str) -> Rule:
         broken = np.flatnonzero(beyond)
         if len(broken):
             smallest, largest = _rounding(np.abs(_stored_scales(type_name, data)[broken]))
-            beyond[broken] = _under_one_scale(levels, placed, units, broken, smallest, largest)
+            least = _under_one_scale(levels, placed, units, broken, smallest, largest)
+            beyond[broken] = np.minimum(beyond[broken], least)  # the stored scale is one of those
         return beyond
 
     return Rule("rounded", excess)
@@ -132,13 +133,15 @@ def _rescaled(type_name: str, most: float = _MOST_RESCALED) -> Rule:
         smallest, largest = _rounding(np.abs(placed.steps[broken, 0]))
         smallest, largest = smallest / most, largest * most
         if placed.minimums is None:
-            beyond[broken] = _under_one_scale(levels, placed, units, broken, smallest, largest)
+            least = _under_one_scale(levels, placed, units, broken, smallest, largest)
+            beyond[broken] = np.minimum(beyond[broken], least)
             return beyond
         for start in range(0, len(broken), _PAIRS_AT_ONCE):
             part = slice(start, start + _PAIRS_AT_ONCE)
             some = broken[part]
             codes, plain = placed.codes[some], weights[some] / placed.steps[some]
-            beyond[some] = _under_scale_and_minimum(levels, codes, plain, smallest[part], largest[part])
+            least = _under_scale_and_minimum(levels, codes, plain, smallest[part], largest[part])
+            beyond[some] = np.minimum(beyond[some], least)
         return beyond
 
     return Rule("rescaled", excess, free_scale=True) if most > 1 else Rule("rounded", excess)

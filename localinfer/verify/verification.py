@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
@@ -17,10 +18,10 @@ from localinfer.errors import UnsupportedError
 from localinfer.formats.model_file import ModelFile
 from localinfer.formats.safetensors import open_safetensors
 from localinfer.kernels.base import Tensor
-from localinfer.quantize.calibrate import Known, known_from
+from localinfer.quantize.calibrate import DEFAULT, Known, calibration_text, known_from
 from localinfer.quantize.provenance import KEY, Provenance, read_provenance
 from localinfer.quantize.source import source_files
-from localinfer.verify.derive import calibrated_quantizers, derived_again
+from localinfer.verify.derive import calibrated_quantizers, derived_again, false_claim, is_claimed, tells_of_feedback
 from localinfer.verify.examine import Finding, Tally, Verdict, examine
 from localinfer.verify.hashes import Check, Hashed, check_files, check_sources, check_tensors
 from localinfer.verify.limits import measure_limits
@@ -183,16 +184,18 @@ class _Comparison:
         if recorded is None:
             return Known()
         if not self._wishes.calibrate:
-            self.notes.append("tensors that were calibrated were not made again: --calibrate names their statistics")
+            more = "default makes them again" if _is_default_text(recorded) else "names their statistics"
+            self.notes.append(f"tensors that were calibrated were not made again: --calibrate {more}")
             return Known()
         feedback = bool(recorded.get("feedback"))
         known = known_from(self._wishes.calibrate, self._source, feedback, self._wishes.threads, self._watcher)
         if known.statistics is None or known.statistics.sha256 != recorded.get("sha256"):
             self.notes.append("the statistics of --calibrate are not those that the file was made with")
+            return Known()
         return known
 
     def tensors(self) -> list[TensorReport]:
-        derived = self._derived()
+        derived, false = self._derived()
         reports, done, mapped = [], 0, 0
         total = sum(tensor.nbytes for tensor in self._file.tensors.values())
         for name, tensor in self._file.tensors.items():
@@ -203,7 +206,7 @@ class _Comparison:
                 rows = math.prod(tensor.shape[:-1])
                 reports.append(TensorReport(name, tensor.type.name, partner.type.name, rows, rows, found))
             else:
-                reports.append(self._report(tensor, partner))
+                reports.append(self._report(tensor, partner, false.get(name, "")))
             done += tensor.nbytes
             mapped += tensor.nbytes + (partner.nbytes if partner else 0)
             if mapped > _DROP_AFTER:
@@ -217,10 +220,10 @@ class _Comparison:
             if name not in self._file.tensors and not self._stands_elsewhere(name)
         ]
 
-    def _derived(self) -> dict[str, str]:
-        """Tensors of a folder of ours that came out the same when made again, by how."""
+    def _derived(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Tensors of a folder of ours that came out the same when made again, by how; and those with false records."""
         if self._provenance is None or self._wishes.share < 1 or not is_checkpoint(self._wishes.path):
-            return {}
+            return {}, {}
 
         def progress(done: int, total: int) -> None:
             self._watcher.progress("making again", done, total)
@@ -240,7 +243,8 @@ class _Comparison:
         here, there = self._source.tensors[name], self._source.tensors[other]
         return here.type == there.type and here.buffer == there.buffer
 
-    def _report(self, tensor: Tensor, partner: Tensor | None) -> TensorReport:
+    def _report(self, tensor: Tensor, partner: Tensor | None, false: str) -> TensorReport:
+        """`false` is the method by which its record wrongly says that it was made, if that is known already."""
         if partner is None:
             return TensorReport(tensor.name, tensor.type.name, "", 0, 0, None, "the source")
         if partner.shape != tensor.shape:
@@ -251,13 +255,24 @@ class _Comparison:
         record = self._provenance.tensors.get(tensor.name) if self._provenance else None
         more = calibrated_quantizers(record, self._known, tensor.name)
         try:
-            finding = examine(pair, chunks, self._pool, more)
+            finding = examine(pair, chunks, self._pool, more, tells_of_feedback(record, partner))
         except UnsupportedError as error:  # a type that nothing here can read
             finding = Finding(Verdict.UNPROVEN, error.message)
+        if self._wishes.share >= 1 and finding.verdict in (Verdict.CONSISTENT, Verdict.UNPROVEN):
+            if record is not None and is_claimed(record, self._known, tensor.name, partner):
+                false = record.method
+            if false:
+                finding = replace(finding, verdict=Verdict.DIFFERENT, how=false_claim(false))
         if finding.verdict is Verdict.CONSISTENT:
             self.consistent.append((pair, finding))
         seen = sum(chunk.rows for chunk in chunks)
         return TensorReport(tensor.name, tensor.type.name, partner.type.name, pair.rows, seen, finding)
+
+
+def _is_default_text(calibration: Mapping[str, Any]) -> bool:
+    """Whether statistics are of the text that comes with localinfer."""
+    text = calibration_text(DEFAULT)
+    return calibration.get("text_sha256") == hashlib.sha256(text.encode()).hexdigest()
 
 
 def _metadata_differences(file: ModelFile, source: ModelFile) -> list[str]:
