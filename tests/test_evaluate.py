@@ -304,8 +304,12 @@ def test_open_files_stay_open(file_of: FileOf) -> None:
 def test_models_that_cannot_be_compared(file_of: FileOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, windows = file_of("llama", "F32"), cut(tokens(200), [1], 64)
     other = write_scripted_model(tmp_path / "scripted.gguf")
-    with pytest.raises(LocalInferError, match="vocabulary is another one"):
-        compare(other, path, windows)
+    with pytest.raises(LocalInferError, match="vocabulary is another one"), Reference(path, windows) as reference:
+        reference.compare(other)
+    with monkeypatch.context() as patch:
+        patch.setattr(divergence, "compute_states", pytest.fail)  # said before either of them has run
+        with pytest.raises(LocalInferError, match="vocabulary is another one"):
+            compare(other, path, windows)
     with pytest.raises(LocalInferError, match="token id"):
         compare(path, path, [VOCABULARY] * 600)
     monkeypatch.setattr(halves, "free_memory", lambda: 1000)

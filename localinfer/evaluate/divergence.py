@@ -120,8 +120,10 @@ def compare(
     keys and values; the source has f16. LocalInferError if their vocabularies differ, if a logit is not a number, or if
     a file cannot be opened or run; MemoryPlanError if one does not fit what is free.
     """
-    with Reference(source, tokens, backend=backend, threads=threads, report=report) as reference:
-        return reference.compare(model, kv_types=kv_types)
+    with _opened(source) as file, _opened(model) as other:
+        _refuse_other_vocabulary(file, other)
+        with Reference(file, tokens, backend=backend, threads=threads, report=report) as reference:
+            return reference.compare(other, kv_types=kv_types)
 
 
 class Reference:
@@ -148,23 +150,11 @@ class Reference:
         """Compares a model with this source; raises as the function `compare` does."""
         settings, rows = self._settings, array("d")
         with _opened(model) as file:
-            self._refuse_other_vocabulary(file)
+            _refuse_other_vocabulary(self._file, file)
             with _states(file, settings, kv_types) as states:
                 for targets, (p, q) in _tiles(settings, (self._file, self._states), (file, states)):
                     rows += row_divergences(p.address, q.address, p.vocab_size, targets, settings.workers)
         return _comparison(settings.windows, rows)
-
-    def _refuse_other_vocabulary(self, file: ModelFile) -> None:
-        difference = vocabulary_difference(self._file.metadata, file.metadata)
-        sizes = [record(f.metadata, f).vocab_size for f in (self._file, file)]
-        if not difference and sizes[0] != sizes[1]:
-            difference = f"one has logits of {sizes[0]} tokens, the other of {sizes[1]}"
-        if difference:
-            raise LocalInferError(
-                f"{file.paths[0]} cannot be compared with {self._file.paths[0]}, because its vocabulary is another "
-                f"one: {difference}",
-                "a model can only be compared with one that has the same tokens",
-            )
 
     def close(self) -> None:
         self._stack.close()
@@ -192,6 +182,19 @@ class _Settings(NamedTuple):
     def progress(self, what: str) -> Progress | None:
         report = self.report
         return None if report is None else lambda done, total: report(what, done, total)
+
+
+def _refuse_other_vocabulary(source: ModelFile, model: ModelFile) -> None:
+    difference = vocabulary_difference(source.metadata, model.metadata)
+    sizes = [record(file.metadata, file).vocab_size for file in (source, model)]
+    if not difference and sizes[0] != sizes[1]:
+        difference = f"one has logits of {sizes[0]} tokens, the other of {sizes[1]}"
+    if difference:
+        raise LocalInferError(
+            f"{model.paths[0]} cannot be compared with {source.paths[0]}, because its vocabulary is another one: "
+            f"{difference}",
+            "a model can only be compared with one that has the same tokens",
+        )
 
 
 @contextmanager
