@@ -112,6 +112,11 @@ def test_sizes_and_bits_are_read() -> None:
             bytes_of(wrong)
 
 
+def test_a_size_that_is_none_is_said_before_calibrating(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(LocalInferError, match="is no size"):
+        quantize(Wishes(source, fit="bananas", output=tmp_path / "out.gguf"), Unmeasured())
+
+
 def test_the_error_of_a_product_is_that_of_the_inputs_that_were_seen() -> None:
     random = np.random.default_rng(0)
     inputs = random.standard_normal((200, 12)).astype(np.float32)

@@ -96,6 +96,7 @@ def _quantize_to_gguf(wishes: Wishes, report: Report) -> Result:
     name = wishes.fit if wishes.fit else ALIASES.get(wishes.to.lower(), wishes.to.lower())
     if not mixed:
         _known_recipe(name)
+    limit = bytes_of(wishes.fit) if wishes.fit else 0
     output = wishes.output or default_output(wishes.source, name.upper() + ".gguf")
     refuse_existing(output, wishes.force)
     with open_model(wishes.source) as model:
@@ -110,7 +111,7 @@ def _quantize_to_gguf(wishes: Wishes, report: Report) -> Result:
         if ladder:
             recipe["tensors"] = {pattern: list(types) for pattern, types in wishes.tensors.items()}
         if mixed:
-            found = _mix(wishes, model, known, ladder, recipe, output, report)
+            found = _mix(wishes, limit, model, known, ladder, recipe, output, report)
             choices, file_type = found.choices, found.file_type
             recipe |= found.recipe
         else:
@@ -137,6 +138,7 @@ def _quantize_to_gguf(wishes: Wishes, report: Report) -> Result:
 
 def _mix(
     wishes: Wishes,
+    limit: int,
     model: ModelFile,
     known: Known,
     ladder: Mapping[str, Sequence[str]],
@@ -155,7 +157,6 @@ def _mix(
     window = min(_PROBE_WINDOW, tokens)
     windows = windows_of(load_tokenizer(model.metadata), text, window, tokens // window)
     bits = bits_of(wishes.to)
-    limit = bytes_of(wishes.fit) if bits is None else 0
     budget = limit - gguf_output.layout_of(model, [], 0, "").size if bits is None else budget_of(model, bits)
     about = [str(identities(source_files(model, wishes.source))), known.describe(), list(map(list, windows.tokens))]
     with Journal(probes_path(output), digest(about), output) as journal:
