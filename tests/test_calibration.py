@@ -170,6 +170,9 @@ def test_a_block_limit_is_kept(file_of: FileOf, monkeypatch: pytest.MonkeyPatch)
 def test_what_is_saved_is_read_again(file_of: FileOf, tmp_path: Path) -> None:
     found = collect(file_of("llama", "F32"), TEXT, grams=True, window=WINDOW)
     found.save(tmp_path / "statistics")
+    plain = tmp_path.with_name("plain")
+    plain.touch()
+    assert (tmp_path / "statistics").stat().st_mode == plain.stat().st_mode  # for others as for oneself
     again = load_statistics(tmp_path / "statistics")
     assert again.sha256 == found.sha256
     assert again.describe() == found.describe()

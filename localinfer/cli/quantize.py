@@ -145,7 +145,9 @@ def _by_type(result: "Result") -> list[dict[str, Any]]:
 
 
 def _print(result: "Result") -> None:
-    emit(f"{result.path}\n{size(result.size)}, {result.bits_per_weight:.2f} bits per weight\n\n")
+    tensors = 8 * sum(row["bytes"] for row in _by_type(result)) / result.weights
+    bits = f"{result.bits_per_weight:.2f} bits per weight, {tensors:.2f} in tensors"
+    emit(f"{result.path}\n{size(result.size)}, {bits}\n\n")
     emit_table(("type", "tensors", "size"), [(r["type"], r["tensors"], size(r["bytes"])) for r in _by_type(result)])
     emit(f"\n{quality_line(result.provenance.quality or {})}\n")
 

@@ -16,7 +16,6 @@ import json
 import math
 import os
 import struct
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -264,17 +263,18 @@ def _finished(x: Value, sums: InputSums, program: Program, rows: int) -> InputSt
 
 def write_whole(path: Path, parts: Iterator[bytes | memoryview]) -> None:
     """Writes a file beside its place and moves it there when it is complete."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
+        try:
+            with open(temporary, "wb") as file:
                 for part in parts:
                     file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise LocalInferError(
             f"{path} cannot be written: {error.strerror}", "is there space, and may you write there?"
