@@ -117,6 +117,14 @@ def test_a_size_that_is_none_is_said_before_calibrating(source: Path, tmp_path: 
         quantize(Wishes(source, fit="bananas", output=tmp_path / "out.gguf"), Unmeasured())
 
 
+def test_a_calibration_text_that_is_none_is_said(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(LocalInferError, match=r"cannot read the calibration text .*missing: No such file"):
+        run(source, tmp_path / "out.gguf", to="q4_0", calibrate=str(tmp_path / "missing"))
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    with pytest.raises(LocalInferError, match=r"latin is not valid UTF-8 at byte 3"):
+        run(source, tmp_path / "out.gguf", to="q4_0", calibrate=str(tmp_path / "latin"))
+
+
 def test_the_error_of_a_product_is_that_of_the_inputs_that_were_seen() -> None:
     random = np.random.default_rng(0)
     inputs = random.standard_normal((200, 12)).astype(np.float32)

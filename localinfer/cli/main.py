@@ -35,7 +35,8 @@ COMMANDS = {
 USAGE_ERROR, INTERRUPTED, READER_LEFT = 2, 130, 141  # the last two as a shell names the ends by SIGINT and SIGPIPE
 EXIT_CODES = (
     f"Exit codes: 0 done; 1 an error, which the message explains; {USAGE_ERROR} a command line that makes no sense; "
-    f"{INTERRUPTED} Ctrl-C; {READER_LEFT} whoever read the output left (localinfer list | head -1)."
+    f"{INTERRUPTED} Ctrl-C; {READER_LEFT} whoever read the output left (localinfer list | head -1); 3 and 4 "
+    "as localinfer verify --help says."
 )
 
 

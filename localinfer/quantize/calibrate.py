@@ -60,8 +60,15 @@ def calibration_text(what: str) -> str:
         return default_text("calibration")
     try:
         return Path(what).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LocalInferError(f"cannot read the calibration text {what}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise LocalInferError(
+            f"{what} is not valid UTF-8 at byte {error.start}", "--calibrate takes default, a text, or statistics"
+        ) from error
+    except OSError as error:
+        raise LocalInferError(
+            f"cannot read the calibration text {what}: {error.strerror}",
+            "--calibrate takes default, a text, or statistics",
+        ) from error
 
 
 def is_statistics(what: str) -> bool:
