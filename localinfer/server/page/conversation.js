@@ -103,7 +103,11 @@ export function messages(path, system) {
       const message = { role: "assistant", content: node.text };
       if (node.reasoning) message.reasoning_content = node.reasoning;
       if (node.calls?.length) {
-        message.tool_calls = node.calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
+        message.tool_calls = node.calls.map((call) => ({
+          id: call.id,
+          type: "function",
+          function: { name: call.name, arguments: call.arguments },
+        }));
       }
       found.push(message);
     }
@@ -112,14 +116,17 @@ export function messages(path, system) {
 }
 
 function nodeFrom(raw) {
-  if (typeof raw !== "object" || raw === null || !/^[\w-]{1,64}$/.test(raw.id) || !ROLES.includes(raw.role)) throw new Error("one of its messages is none");
+  if (typeof raw !== "object" || raw === null || !/^[\w-]{1,64}$/.test(raw.id) || !ROLES.includes(raw.role))
+    throw new Error("one of its messages is none");
   const node = { id: raw.id, parent: raw.parent === null ? null : string(raw.parent), role: raw.role, text: string(raw.text) };
   node.picked = raw.picked ? string(raw.picked) : null;
   node.created = number(raw.created) ?? Date.now();
   for (const name of ["reasoning", "callId", "name", "model", "finish", "error"]) if (typeof raw[name] === "string") node[name] = raw[name];
   for (const name of ["seconds", "first", "pieces"]) if (number(raw[name]) !== null) node[name] = raw[name];
-  if (Array.isArray(raw.calls)) node.calls = raw.calls.map((call) => ({ id: string(call?.id), name: string(call?.name), arguments: string(call?.arguments) }));
-  if (raw.usage) node.usage = { prompt: number(raw.usage.prompt) ?? 0, answer: number(raw.usage.answer) ?? 0, cached: number(raw.usage.cached) ?? 0 };
+  if (Array.isArray(raw.calls))
+    node.calls = raw.calls.map((call) => ({ id: string(call?.id), name: string(call?.name), arguments: string(call?.arguments) }));
+  if (raw.usage)
+    node.usage = { prompt: number(raw.usage.prompt) ?? 0, answer: number(raw.usage.answer) ?? 0, cached: number(raw.usage.cached) ?? 0 };
   return node;
 }
 

@@ -39,7 +39,9 @@ function show() {
 function showConversations() {
   showList($("list"), conversations, current, $("search").value, { open, rename, remove });
   const share = Math.round((100 * store.used()) / CAPACITY);
-  $("storage").textContent = !store.works ? "This browser keeps nothing: export what you need." : `Kept in this browser${share ? `, ${share} % full` : ""}`;
+  $("storage").textContent = !store.works
+    ? "This browser keeps nothing: export what you need."
+    : `Kept in this browser${share ? `, ${share} % full` : ""}`;
 }
 
 function showRunning() {
@@ -58,7 +60,9 @@ function showContext() {
   $("context").hidden = !size || !node;
   if (!size || !node) return;
   const before = path.slice(0, last).findLast((each) => each.usage)?.usage;
-  const used = node.usage ? node.usage.prompt + node.usage.answer : (before ? before.prompt + before.answer : 0) + node.pieces;
+  const asked = node.usage ?? current.siblings(node).find((each) => each.usage)?.usage; // the same prompt
+  const prompt = asked ? asked.prompt : before ? before.prompt + before.answer : 0;
+  const used = prompt + (node.usage?.answer ?? node.pieces);
   $("context-meter").max = size;
   $("context-meter").high = size * 0.8;
   $("context-meter").low = size * 0.6;
@@ -71,7 +75,9 @@ function showContext() {
 
 function showModels() {
   const picked = modelName();
-  $("model").replaceChildren(...served.map((card) => element("option", { value: card.id }, card.id + (card.state === "unloaded" ? " (not loaded)" : ""))));
+  $("model").replaceChildren(
+    ...served.map((card) => element("option", { value: card.id }, card.id + (card.state === "unloaded" ? " (not loaded)" : ""))),
+  );
   if (!served.length) $("model").append(element("option", { value: "" }, "no model"));
   $("model").value = picked;
 }
@@ -93,7 +99,25 @@ let toastTimer;
 function toast(text, label, action) {
   clearTimeout(toastTimer);
   const hide = () => $("toast").replaceChildren();
-  $("toast").replaceChildren(element("div", {}, element("span", {}, text), label && element("button", { type: "button", onclick: () => { hide(); action(); } }, label)));
+  $("toast").replaceChildren(
+    element(
+      "div",
+      {},
+      element("span", {}, text),
+      label &&
+        element(
+          "button",
+          {
+            type: "button",
+            onclick: () => {
+              hide();
+              action();
+            },
+          },
+          label,
+        ),
+    ),
+  );
   toastTimer = setTimeout(hide, UNDO_TIME);
 }
 
@@ -108,7 +132,11 @@ function save(conversation) {
   } catch (error) {
     if (!(error instanceof FullError)) throw error;
     conversation.unsaved = true;
-    banner("There is no room left in this browser: what is new is lost when this page is closed. Export the conversations, and delete some.", "Export", exportAll);
+    banner(
+      "There is no room left in this browser: what is new is lost when this page is closed. Export the conversations, and delete some.",
+      "Export",
+      exportAll,
+    );
   }
 }
 
@@ -223,7 +251,12 @@ function send() {
 }
 
 function edit(node, text) {
-  const sibling = current.add(current.get(node.parent), { role: node.role, text, ...(node.role === "assistant" && { model: node.model, finish: "edited" }) });
+  if (isBusy()) return;
+  const sibling = current.add(current.get(node.parent), {
+    role: node.role,
+    text,
+    ...(node.role === "assistant" && { model: node.model, finish: "edited" }),
+  });
   if (node.role === "user") return ask(current, sibling);
   save(current);
   show();
@@ -247,8 +280,10 @@ function pick(node) {
 }
 
 function results(node, texts) {
+  if (isBusy()) return;
   let last = node;
-  for (const [index, call] of node.calls.entries()) last = current.add(last, { role: "tool", callId: call.id, name: call.name, text: texts[index] });
+  for (const [index, call] of node.calls.entries())
+    last = current.add(last, { role: "tool", callId: call.id, name: call.name, text: texts[index] });
   ask(current, last);
 }
 
@@ -324,7 +359,8 @@ function take(node, event) {
   }
   if (choice?.finish_reason) node.finish = choice.finish_reason;
   const usage = event.usage;
-  if (usage) node.usage = { prompt: usage.prompt_tokens, answer: usage.completion_tokens, cached: usage.prompt_tokens_details?.cached_tokens ?? 0 };
+  if (usage)
+    node.usage = { prompt: usage.prompt_tokens, answer: usage.completion_tokens, cached: usage.prompt_tokens_details?.cached_tokens ?? 0 };
   return Boolean(delta.content || delta.reasoning_content || delta.tool_calls?.length);
 }
 
@@ -348,6 +384,12 @@ function painter(conversation, node) {
   return paint;
 }
 
+function isBusy() {
+  const busy = running.has(current.id);
+  if (busy) toast("An answer is being written: stop it first, or wait.");
+  return busy;
+}
+
 function stop() {
   running.get(current.id)?.controller.abort();
 }
@@ -363,7 +405,9 @@ async function loadModels() {
   try {
     served = await models(key);
     banner(null);
-    show();
+    showModels();
+    showContext();
+    if (!current.nodes.length) show(); // elsewhere, something may be being edited
     return true;
   } catch (error) {
     if (error.status === 401) askForKey(null, key ? "The server does not take this key." : "");

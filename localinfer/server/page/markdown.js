@@ -47,7 +47,14 @@ function split(lines) {
       at++;
       continue;
     }
-    const block = fence(lines, at) ?? heading(lines, at) ?? rule(lines, at) ?? quote(lines, at) ?? list(lines, at) ?? table(lines, at) ?? paragraph(lines, at);
+    const block =
+      fence(lines, at) ??
+      heading(lines, at) ??
+      rule(lines, at) ??
+      quote(lines, at) ??
+      list(lines, at) ??
+      table(lines, at) ??
+      paragraph(lines, at);
     block.source = lines.slice(at, block.end).join("\n");
     blocks.push(block);
     at = block.end;
@@ -164,14 +171,20 @@ function cells(line) {
 function paragraph(lines, at) {
   let end = at + 1;
   while (end < lines.length && lines[end].trim() !== "" && !starts(lines, end)) end++;
-  const text = lines.slice(at, end).map((line) => line.trimStart()).join("\n").trimEnd();
+  const text = lines
+    .slice(at, end)
+    .map((line) => line.trimStart())
+    .join("\n")
+    .trimEnd();
   return { kind: "paragraph", text, end };
 }
 
 /** Whether a line ends a paragraph because something else begins there. */
 function starts(lines, at) {
   const line = lines[at];
-  return FENCE.test(line) || HEADING.test(line) || QUOTE.test(line) || ITEM.test(line) || rule(lines, at) !== null || table(lines, at) !== null;
+  return (
+    FENCE.test(line) || HEADING.test(line) || QUOTE.test(line) || ITEM.test(line) || rule(lines, at) !== null || table(lines, at) !== null
+  );
 }
 
 function render(block, depth) {
@@ -186,7 +199,11 @@ function render(block, depth) {
     case "quote":
       return element("blockquote", {}, ...within(block.lines, depth));
     case "list":
-      return element(block.ordered ? "ol" : "ul", { start: block.start !== 1 && block.start }, ...block.items.map((item) => listItem(item, block.loose, depth)));
+      return element(
+        block.ordered ? "ol" : "ul",
+        { start: block.start !== 1 && block.start },
+        ...block.items.map((item) => listItem(item, block.loose, depth)),
+      );
     case "table":
       return tableElement(block);
     default:
@@ -201,7 +218,9 @@ function within(lines, depth) {
 
 function listItem(lines, loose, depth) {
   const task = TASK.exec(lines[0]);
-  const box = task && element("input", { type: "checkbox", disabled: true, checked: task[1] !== " ", "aria-label": task[1] === " " ? "to do" : "done" });
+  const box =
+    task &&
+    element("input", { type: "checkbox", disabled: true, checked: task[1] !== " ", "aria-label": task[1] === " " ? "to do" : "done" });
   if (task) lines = [lines[0].slice(task[0].length), ...lines.slice(1)];
   const inner = within(lines, depth);
   // A tight item has its text without a paragraph around it.
@@ -219,7 +238,12 @@ function tableElement({ head, align, rows }) {
 /** Code with its language and a button that copies it. */
 export function codeBlock(code, language = "") {
   const name = language || "text";
-  const head = element("div", { class: "code-head" }, element("span", {}, name), copyButton(() => code, "Copy code"));
+  const head = element(
+    "div",
+    { class: "code-head" },
+    element("span", {}, name),
+    copyButton(() => code, "Copy code"),
+  );
   const body = element("pre", { tabindex: "0", "aria-label": `Code, ${name}` }, element("code", {}, highlight(code, language)));
   return element("div", { class: "code" }, head, body);
 }

@@ -50,7 +50,8 @@ export function parseTools(text) {
   const list = Array.isArray(found) ? found : [found];
   return list.map((tool) => {
     const whole = tool?.function ? tool : { type: "function", function: tool };
-    if (typeof whole.function?.name !== "string") throw new Error("Settings: each tool needs a name, as in [{\"name\": \"clock\", \"description\": \"Tells the time.\"}].");
+    if (typeof whole.function?.name !== "string")
+      throw new Error('Settings: each tool needs a name, as in [{"name": "clock", "description": "Tells the time."}].');
     return whole;
   });
 }
@@ -77,28 +78,89 @@ export function showSettings(target, settings, changed) {
     control.value = settings[name] ?? "";
     control.addEventListener("input", () => put(name, control.value));
     if (hint) control.setAttribute("aria-describedby", `${id}-hint`);
-    return element("div", { class: "field" }, element("label", { for: id }, label), control, hint && element("small", { id: `${id}-hint` }, hint));
+    return element(
+      "div",
+      { class: "field" },
+      element("label", { for: id }, label),
+      control,
+      hint && element("small", { id: `${id}-hint` }, hint),
+    );
   };
   const area = (rows, placeholder) => element("textarea", { rows, placeholder, spellcheck: "false" });
   const choice = (...options) => element("select", {}, ...options.map(([value, label]) => element("option", { value }, label)));
   const numbers = NUMBERS.map(([name, label, hint, least, most, step]) =>
-    field(name, label, hint, element("input", { type: "number", min: least, max: most, step: step === 1 ? 1 : "any", placeholder: "model's", inputmode: "decimal" })),
+    field(
+      name,
+      label,
+      hint,
+      element("input", {
+        type: "number",
+        min: least,
+        max: most,
+        step: step === 1 ? 1 : "any",
+        placeholder: "model's",
+        inputmode: "decimal",
+      }),
+    ),
   );
-  const reset = element("button", { type: "button", onclick: () => {
-    for (const name of Object.keys(settings)) if (name !== "model") delete settings[name];
-    changed();
-    showSettings(target, settings, changed);
-  } }, "Reset all");
+  const reset = element(
+    "button",
+    {
+      type: "button",
+      onclick: () => {
+        for (const name of Object.keys(settings)) if (name !== "model") delete settings[name];
+        changed();
+        showSettings(target, settings, changed);
+      },
+    },
+    "Reset all",
+  );
   target.replaceChildren(
     wrong,
     field("system", "System prompt", "", area("4", "You are a helpful assistant.")),
-    element("details", { open: true }, element("summary", {}, "Sampling"), element("div", { class: "grid" }, ...numbers), field("stop", "Stop at", "one text per line", area("2", ""))),
-    element("details", { open: Boolean(settings.thinking || settings.effort) }, element("summary", {}, "Thinking"), element("div", { class: "grid" },
-      field("thinking", "Thinks first", "if the model's template knows enable_thinking", choice(["", "as the model does"], ["on", "yes"], ["off", "no"])),
-      field("effort", "Effort", "such as low or high, if the template reads it", element("input", { type: "text", placeholder: "model's", autocomplete: "off" })))),
-    element("details", { open: Boolean(settings.tools?.trim()) }, element("summary", {}, "Tools"),
-      field("tools", "Functions as JSON", "a list as OpenAI's API takes it; you are asked for the results of calls", area("7", '[{"name": "weather", "description": "Tells the weather.",\n  "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]')),
-      field("tool_choice", "Calls", "", choice(["", "as the model likes"], ["required", "at least one"], ["none", "none"]))),
+    element(
+      "details",
+      { open: true },
+      element("summary", {}, "Sampling"),
+      element("div", { class: "grid" }, ...numbers),
+      field("stop", "Stop at", "one text per line", area("2", "")),
+    ),
+    element(
+      "details",
+      { open: Boolean(settings.thinking || settings.effort) },
+      element("summary", {}, "Thinking"),
+      element(
+        "div",
+        { class: "grid" },
+        field(
+          "thinking",
+          "Thinks first",
+          "if the model's template knows enable_thinking",
+          choice(["", "as the model does"], ["on", "yes"], ["off", "no"]),
+        ),
+        field(
+          "effort",
+          "Effort",
+          "such as low or high, if the template reads it",
+          element("input", { type: "text", placeholder: "model's", autocomplete: "off" }),
+        ),
+      ),
+    ),
+    element(
+      "details",
+      { open: Boolean(settings.tools?.trim()) },
+      element("summary", {}, "Tools"),
+      field(
+        "tools",
+        "Functions as JSON",
+        "a list as OpenAI's API takes it; you are asked for the results of calls",
+        area(
+          "7",
+          '[{"name": "weather", "description": "Tells the weather.",\n  "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]',
+        ),
+      ),
+      field("tool_choice", "Calls", "", choice(["", "as the model likes"], ["required", "at least one"], ["none", "none"])),
+    ),
     element("div", { class: "dialog-end" }, reset),
   );
   check();

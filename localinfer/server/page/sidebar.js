@@ -17,7 +17,11 @@ function holds(conversation, wanted) {
 
 function item(conversation, current, actions) {
   const title = visible(conversation.title) || "New conversation";
-  const open = element("button", { type: "button", class: "open", title, "aria-current": current && "true", onclick: () => actions.open(conversation) }, title);
+  const open = element(
+    "button",
+    { type: "button", class: "open", title, "aria-current": current && "true", onclick: () => actions.open(conversation) },
+    title,
+  );
   const rename = () => {
     const field = element("input", { type: "text", value: title, maxlength: "80", "aria-label": "Title" });
     let over = false;
@@ -37,5 +41,11 @@ function item(conversation, current, actions) {
     open.replaceWith(field);
     field.select();
   };
-  return element("li", {}, open, iconButton("edit", `Rename ${title}`, rename), iconButton("trash", `Delete ${title}`, () => actions.remove(conversation)));
+  return element(
+    "li",
+    {},
+    open,
+    iconButton("edit", `Rename ${title}`, rename),
+    iconButton("trash", `Delete ${title}`, () => actions.remove(conversation)),
+  );
 }

@@ -96,7 +96,8 @@ export class Store {
     } catch {
       throw new Error("The file is no JSON.");
     }
-    if (data?.format !== FORMAT || !Array.isArray(data.conversations)) throw new Error("The file holds no conversations that this page exported.");
+    if (data?.format !== FORMAT || !Array.isArray(data.conversations))
+      throw new Error("The file holds no conversations that this page exported.");
     return data.conversations.map((raw, index) => {
       try {
         const made = Conversation.from(raw);

@@ -3,7 +3,11 @@
 import { announce, copyButton, element, icon, iconButton, visible } from "./dom.js";
 import { Markdown, codeBlock } from "./markdown.js";
 
-const REASONS = { length: "The answer was cut off: it reached its longest length, or the context is full.", loop: "Ended, since the answer repeated itself.", stopped: "Stopped." };
+const REASONS = {
+  length: "The answer was cut off: it reached its longest length, or the context is full.",
+  loop: "Ended, since the answer repeated itself.",
+  stopped: "Stopped.",
+};
 
 export class Thread {
   #target;
@@ -58,20 +62,47 @@ export class Thread {
   }
 
   #welcome(modelName) {
-    const examples = ["Explain how a hash table works, with a picture in text.", "Write a limerick about a patient compiler.", "Give me three questions to ask at a job interview."];
-    return element("section", { class: "welcome" },
+    const examples = [
+      "Explain how a hash table works, with a picture in text.",
+      "Write a limerick about a patient compiler.",
+      "Give me three questions to ask at a job interview.",
+    ];
+    return element(
+      "section",
+      { class: "welcome" },
       element("span", { class: "logo big", "aria-hidden": "true" }),
       element("h2", {}, modelName ? `Talk to ${visible(modelName)}` : "localinfer"),
       element("p", {}, "It runs on the machine that serves this page. What you write goes there and nowhere else."),
-      element("div", { class: "examples" }, ...examples.map((text) => element("button", { type: "button", onclick: () => this.#actions.start(text) }, text))));
+      element(
+        "div",
+        { class: "examples" },
+        ...examples.map((text) => element("button", { type: "button", onclick: () => this.#actions.start(text) }, text)),
+      ),
+    );
   }
 
   /** Fields for the results of calls that wait for them. */
   #results(conversation, last, running) {
     if (!last?.calls?.length || last === running) return null;
-    const areas = last.calls.map((call) => element("textarea", { rows: "2", "aria-label": `Result of ${visible(call.name)}`, placeholder: `What ${visible(call.name)} returns` }));
-    const send = () => this.#actions.results(last, areas.map((area) => area.value));
-    return element("section", { class: "results" }, element("p", {}, "The model waits for what its calls return."), ...areas, element("button", { type: "button", class: "primary", onclick: send }, "Send results"));
+    const areas = last.calls.map((call) =>
+      element("textarea", {
+        rows: "2",
+        "aria-label": `Result of ${visible(call.name)}`,
+        placeholder: `What ${visible(call.name)} returns`,
+      }),
+    );
+    const send = () =>
+      this.#actions.results(
+        last,
+        areas.map((area) => area.value),
+      );
+    return element(
+      "section",
+      { class: "results" },
+      element("p", {}, "The model waits for what its calls return."),
+      ...areas,
+      element("button", { type: "button", class: "primary", onclick: send }, "Send results"),
+    );
   }
 }
 
@@ -88,10 +119,17 @@ class MessageView {
     this.#siblings = siblings;
     this.#actions = actions;
     this.#last = last;
-    const name = node.role === "user" ? "You" : node.role === "tool" ? `Result of ${visible(node.name ?? "a tool")}` : visible(node.model || "Model");
+    const name =
+      node.role === "user" ? "You" : node.role === "tool" ? `Result of ${visible(node.name ?? "a tool")}` : visible(node.model || "Model");
     this.#parts.body = element("div", { class: "body" });
     this.#parts.tools = element("div", { class: "tools" });
-    this.element = element("article", { class: `message ${node.role}`, "aria-label": name, "data-id": node.id }, element("h2", { class: node.role === "user" ? "unseen" : "who" }, name), this.#parts.body, this.#parts.tools);
+    this.element = element(
+      "article",
+      { class: `message ${node.role}`, "aria-label": name, "data-id": node.id },
+      element("h2", { class: node.role === "user" ? "unseen" : "who" }, name),
+      this.#parts.body,
+      this.#parts.tools,
+    );
     if (node.role === "user") this.#parts.body.append(element("div", { class: "bubble" }, visible(node.text)));
     if (node.role === "tool") this.#parts.body.append(codeBlock(visible(node.text), ""));
   }
@@ -124,7 +162,12 @@ class MessageView {
     if (running) {
       parts.wasRunning = true;
       if (!node.text && !node.reasoning && !node.calls?.length) {
-        parts.waiting = element("p", { class: "waiting" }, element("span", { class: "dots", "aria-hidden": "true" }), element("span", { class: "unseen" }, "Waiting for the answer"));
+        parts.waiting = element(
+          "p",
+          { class: "waiting" },
+          element("span", { class: "dots", "aria-hidden": "true" }),
+          element("span", { class: "unseen" }, "Waiting for the answer"),
+        );
         parts.body.append(parts.waiting);
       }
     } else {
@@ -151,7 +194,13 @@ class MessageView {
   #ending() {
     const { error, finish, text, calls } = this.#node;
     const retry = () => this.#actions.retry(this.#node);
-    if (error) return element("div", { class: "failed", role: "alert" }, element("p", {}, error), element("button", { type: "button", onclick: retry }, icon("redo"), "Try again"));
+    if (error)
+      return element(
+        "div",
+        { class: "failed", role: "alert" },
+        element("p", {}, error),
+        element("button", { type: "button", onclick: retry }, icon("redo"), "Try again"),
+      );
     if (REASONS[finish]) return element("p", { class: "finish" }, REASONS[finish]);
     if (!text && !calls?.length) return element("p", { class: "finish" }, "The model answered nothing.");
     return null;
@@ -163,10 +212,15 @@ class MessageView {
     const place = this.#siblings.indexOf(node);
     if (this.#siblings.length > 1) {
       const step = (by) => this.#actions.pick(this.#siblings[place + by]);
-      tools.push(element("span", { class: "branches", role: "group", "aria-label": "Versions" },
-        iconButton("left", "Previous version", () => step(-1), { disabled: place === 0 || running }),
-        element("span", {}, `${place + 1}/${this.#siblings.length}`),
-        iconButton("right", "Next version", () => step(1), { disabled: place === this.#siblings.length - 1 || running })));
+      tools.push(
+        element(
+          "span",
+          { class: "branches", role: "group", "aria-label": "Versions" },
+          iconButton("left", "Previous version", () => step(-1), { disabled: place === 0 || running }),
+          element("span", {}, `${place + 1}/${this.#siblings.length}`),
+          iconButton("right", "Next version", () => step(1), { disabled: place === this.#siblings.length - 1 || running }),
+        ),
+      );
     }
     if (!running) {
       if (node.text) tools.push(copyButton(() => visible(node.text), "Copy message"));
@@ -195,7 +249,8 @@ class MessageView {
       if (area.value === this.#node.text && !asks) return close();
       this.#actions.edit(this.#node, area.value);
     };
-    const grow = () => area.setAttribute("rows", String(Math.min(20, Math.max(2, area.value.split("\n").length, Math.ceil(area.value.length / 70)))));
+    const grow = () =>
+      area.setAttribute("rows", String(Math.min(20, Math.max(2, area.value.split("\n").length, Math.ceil(area.value.length / 70)))));
     area.addEventListener("input", grow);
     area.addEventListener("keydown", (event) => {
       if (event.isComposing) return;
@@ -207,7 +262,12 @@ class MessageView {
         save();
       }
     });
-    const buttons = element("div", { class: "dialog-end" }, element("button", { type: "button", onclick: close }, "Cancel"), element("button", { type: "button", class: "primary", onclick: save }, asks ? "Send" : "Save"));
+    const buttons = element(
+      "div",
+      { class: "dialog-end" },
+      element("button", { type: "button", onclick: close }, "Cancel"),
+      element("button", { type: "button", class: "primary", onclick: save }, asks ? "Send" : "Save"),
+    );
     const editor = element("div", { class: "editor" }, area, buttons);
     this.#parts.body.hidden = this.#parts.tools.hidden = true;
     this.element.append(editor);
@@ -223,7 +283,12 @@ function toolCall(call) {
   } catch {
     // As the model wrote it.
   }
-  return element("details", { class: "call", open: true }, element("summary", {}, icon("tool"), element("span", {}, visible(call.name))), codeBlock(visible(shown), "json"));
+  return element(
+    "details",
+    { class: "call", open: true },
+    element("summary", {}, icon("tool"), element("span", {}, visible(call.name))),
+    codeBlock(visible(shown), "json"),
+  );
 }
 
 /** "120 tokens · 31.4 tokens/s · first after 0.2 s"; what is not known is left out, what is estimated has a ~. */
@@ -235,6 +300,7 @@ function statistics(node) {
     const speed = (count - 1) / node.seconds;
     parts.push(`${speed.toFixed(speed < 100 ? 1 : 0)} tokens/s`);
   }
-  if (node.first !== undefined) parts.push(`first after ${node.first < 1 ? `${Math.round(node.first * 1000)} ms` : `${node.first.toFixed(1)} s`}`);
+  if (node.first !== undefined)
+    parts.push(`first after ${node.first < 1 ? `${Math.round(node.first * 1000)} ms` : `${node.first.toFixed(1)} s`}`);
   return parts.join(" · ");
 }
