@@ -607,11 +607,12 @@ def test_a_phone_has_room_for_everything(browser: Any, server: Watched) -> None:
 
 
 def test_light_and_dark(browser: Any, server: Watched) -> None:
+    person = Person(browser, server.url, color_scheme="dark")
+
     def background() -> tuple[int, ...]:
         colour = person.page.evaluate("getComputedStyle(document.body).backgroundColor")
         return tuple(map(int, re.findall(r"\d+", colour)[:3]))
 
-    person = Person(browser, server.url, color_scheme="dark")
     assert max(background()) < 64
     theme = person.page.locator("#theme")
     theme.click()

@@ -296,7 +296,8 @@ function statistics(node) {
   const parts = [];
   const count = node.usage?.answer ?? node.pieces;
   if (count) parts.push(`${node.usage ? "" : "~"}${count} ${count === 1 ? "token" : "tokens"}`);
-  if (count > 1 && node.seconds > 0) {
+  if (count > 1 && node.seconds > 0.02) {
+    // What came all at once was written before it came.
     const speed = (count - 1) / node.seconds;
     parts.push(`${speed.toFixed(speed < 100 ? 1 : 0)} tokens/s`);
   }
