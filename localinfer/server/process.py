@@ -157,6 +157,7 @@ def _say_ready(say: Say, settings: ServerSettings, registry: OnDemandModels, add
         when = "" if number == 0 else ", loaded when it is asked for"
         say(f"{names}: context of {model.context} tokens{when}")
     keys = "an API key is asked for" if settings.api_keys else "no API key is asked for"
+    say(f"a page to chat with, in a browser: {address}/")
     say(f"ready: {address}/v1 ({keys}; Ctrl-C stops)")
 
 
