@@ -10,7 +10,6 @@ import os
 import struct
 from array import array
 from pathlib import Path
-from types import TracebackType
 
 from localinfer.checkpoints.config import Description, describe
 from localinfer.checkpoints.names import Change, change_of, gguf_name, is_constant, is_other_sense, text_name
@@ -20,6 +19,7 @@ from localinfer.checkpoints.rows import Rows
 from localinfer.checkpoints.spool import Spool, SpooledTensor
 from localinfer.checkpoints.vocabulary import read_vocabulary
 from localinfer.errors import FormatError, LocalInferError, UnsupportedError
+from localinfer.formats.closing import Closing
 from localinfer.formats.json_file import read_json_object
 from localinfer.formats.metadata import Metadata, Value
 from localinfer.formats.safetensors import SafetensorsFolder, StoredTensor, open_safetensors
@@ -29,7 +29,7 @@ from localinfer.kernels.types import TYPES
 _SAME_TYPES = ("F32", "F16", "BF16")
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """An open checkpoint: a ModelFile. Close it, or use it in a `with` statement.
 
     `notes` are what a person should know: what of the checkpoint is not used, or not understood.
@@ -82,14 +82,6 @@ class Checkpoint:
     def close(self) -> None:
         self.tensors = {}
         self.detach()
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def open_checkpoint(path: Path, quant: str = "") -> Checkpoint:

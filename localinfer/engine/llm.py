@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 from weakref import WeakValueDictionary
 
@@ -33,6 +32,7 @@ from localinfer.engine.request import Choice, FinishReason, Output, Request, Tex
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.speculation import SpeculationMode
 from localinfer.errors import LocalInferError, UnsupportedError
+from localinfer.formats.closing import Closing
 from localinfer.hub.store import resolve
 from localinfer.kernels.base import KvType, Progress
 from localinfer.text.chat_template import ChatTemplate, template_for
@@ -99,7 +99,7 @@ class TextChunk:
     index: int = 0  # which of several answers
 
 
-class TextStream(Iterator[TextChunk]):
+class TextStream(Closing, Iterator[TextChunk]):
     """The pieces of an answer as they come; the model runs while the next one is asked for.
 
     The pieces of several answers to one request come as they are made, and each tells which it is of. `cancel` may be
@@ -179,19 +179,11 @@ class TextStream(Iterator[TextChunk]):
         if self._request.finish_reason is None and not self._llm.closed:
             self.cancel()
 
-    def __enter__(self) -> TextStream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __del__(self) -> None:
         self.close()
 
 
-class LLM:
+class LLM(Closing):
     """A loaded model. One thread uses it at a time; `TextStream.cancel` may come from another.
 
     Sampling parameters are given as a SamplingParams, by name, or both (names win): `generate` and `stream` are
@@ -419,14 +411,6 @@ class LLM:
             self.closed = True
             self._engine.close()
             self._file.close()
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start(self, ids: Sequence[int], params: SamplingParams, new_decoder: Callable[[], TextDecoder]) -> TextStream:
         self._check_open()

@@ -11,8 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from localinfer.checkpoints import open_model
 from localinfer.engine.checks import token_ids
@@ -21,6 +20,7 @@ from localinfer.errors import LocalInferError
 from localinfer.evaluate.figures import Figure, mean, quantiles
 from localinfer.evaluate.halves import Head, States, compute_states, tile_rows
 from localinfer.evaluate.windows import Windows, begin_of, cut
+from localinfer.formats.closing import Closing
 from localinfer.formats.model_file import ModelFile
 from localinfer.kernels.base import Backend, KvType, Logits, Progress
 from localinfer.kernels.cpu.topology import default_threads
@@ -126,7 +126,7 @@ def compare(
             return reference.compare(other, kv_types=kv_types)
 
 
-class Reference:
+class Reference(Closing):
     """A source that any number of models are compared with. Use it in a `with` statement; arguments as of `compare`."""
 
     def __init__(
@@ -158,14 +158,6 @@ class Reference:
 
     def close(self) -> None:
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Settings(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from localinfer.errors import LocalInferError
+from localinfer.formats.closing import Closing
 
 
 class FileLayout(Protocol):
@@ -24,7 +24,7 @@ class FileLayout(Protocol):
     size: int
 
 
-class FileWriter:
+class FileWriter(Closing):
     """Writes a file by its layout. Close it, or use it in a `with` statement.
 
     A file that exists is gone on with: what lies in it stays. LocalInferError if it cannot be written, or if the disk
@@ -73,14 +73,6 @@ class FileWriter:
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
-
-    def __enter__(self) -> FileWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         view = memoryview(data).cast("B")

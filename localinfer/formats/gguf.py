@@ -22,10 +22,10 @@ import re
 import struct
 from array import array
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 from localinfer.errors import FormatError, LocalInferError, MemoryPlanError, UnsupportedError
+from localinfer.formats.mapped import MappedFiles
 from localinfer.formats.metadata import Metadata, Value
 from localinfer.kernels.base import Progress, Tensor
 from localinfer.kernels.host.memory import copy_in_place
@@ -80,7 +80,7 @@ _REMOVED_TYPES = {
 _PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
-class GGUFFile:
+class GGUFFile(MappedFiles[Tensor]):
     """An open GGUF model: a TensorSource. Close it, or use it in a `with` statement.
 
     metadata   key-value pairs (of the first part, if the model is split)
@@ -93,35 +93,18 @@ class GGUFFile:
     notes: tuple[str, ...] = ()
 
     def __init__(self, parts: list[_Part]) -> None:
+        super().__init__(
+            (part.path for part in parts),
+            (part.view.obj for part in parts),
+            (part.tensors.values() for part in parts),
+        )
         first = parts[0]
         self.version = first.version
         self.alignment = first.alignment
-        self.paths = tuple(part.path for part in parts)
         self.file_size = sum(part.size for part in parts)
-        self._maps: list[Any] = [part.view.obj for part in parts]
         self._header_sizes = [part.data_start for part in parts]
         self._first, self._encoded = first.view, first.encoded
         self.metadata = Metadata(first.values, str(first.path))
-        self.tensors: dict[str, Tensor] = {}
-        for part in parts:
-            for name, tensor in part.tensors.items():
-                if name in self.tensors:
-                    raise FormatError(
-                        f"{part.path}: tensor {name} is also in {self.tensors[name].path.name}",
-                        "the parts may belong to different models: download them again",
-                    )
-                self.tensors[name] = tensor
-
-    def tensor(self, name: str) -> Tensor:
-        """The tensor of that name; FormatError if the file has none."""
-        if name not in self.tensors:
-            raise FormatError(
-                f"{self.paths[0]}: there is no tensor {name}", "the file may be incomplete or not a full model"
-            )
-        return self.tensors[name]
-
-    def has_tensor(self, name: str) -> bool:
-        return name in self.tensors
 
     def encoded(self, key: str) -> bytes:
         """A metadata value as it lies in the file: its value type and its bytes, for a copy that loses nothing."""
@@ -130,15 +113,6 @@ class GGUFFile:
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Nothing: all bytes of tensors are in the file."""
-
-    def drop_pages(self) -> None:
-        """Takes the pages that were read so far out of this process's memory; what is read again comes back.
-
-        For one small vector the system maps 64 KiB, so that after looking at all of them a process holds megabytes.
-        """
-        if hasattr(mmap, "MADV_DONTNEED"):
-            for mapped in self._maps:
-                mapped.madvise(mmap.MADV_DONTNEED)
 
     def detach(self) -> None:
         """Copies metadata and strings out of the files, which may then be shortened, overwritten or deleted.
@@ -154,19 +128,9 @@ class GGUFFile:
         self._maps = []  # dropping pages of a copy would lose them
 
     def close(self) -> None:
-        """Lets go of the mapped memory; it is given back when the last buffer that was handed out is gone."""
-        self.tensors = {}
-        self._maps = []
+        super().close()
         self._first, self._encoded = memoryview(b""), {}
         self.metadata = Metadata({}, str(self.paths[0]))
-
-    def __enter__(self) -> GGUFFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def open_gguf(path: Path | str) -> GGUFFile:

@@ -19,14 +19,14 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 from localinfer.errors import FormatError, LocalInferError, UnsupportedError
 from localinfer.formats.json_file import read_json_object
+from localinfer.formats.mapped import MappedFiles
 
 _DAMAGED = "the file is damaged or incomplete: download it again"
 _MAX_HEADER = 100_000_000  # the format's own limit, in bytes
@@ -76,7 +76,7 @@ class StoredTensor:
     buffer: memoryview
 
 
-class SafetensorsFolder:
+class SafetensorsFolder(MappedFiles[StoredTensor]):
     """The tensors of one safetensors file, or of all parts of a split one. Close it, or use it in a `with` statement.
 
     tensors    by the names in the files, in the order of the files
@@ -86,55 +86,16 @@ class SafetensorsFolder:
     Buffers keep their mapping alive, also after `close`.
     """
 
-    def __init__(self, files: Iterable[_File]) -> None:
-        self.tensors: dict[str, StoredTensor] = {}
+    def __init__(self, files: Sequence[_File]) -> None:
+        super().__init__(
+            (file.path for file in files),
+            (file.view.obj for file in files),
+            (file.tensors.values() for file in files),
+        )
+        self.file_size = sum(file.size for file in files)
         self.metadata: dict[str, str] = {}
-        self.file_size = 0
-        paths: list[Path] = []
-        self._maps: list[Any] = []
         for file in files:
-            paths.append(file.path)
-            self.file_size += file.size
-            self._maps.append(file.view.obj)
             self.metadata = file.metadata | self.metadata
-            for name, tensor in file.tensors.items():
-                if name in self.tensors:
-                    raise FormatError(
-                        f"{file.path}: tensor {name} is also in {self.tensors[name].path.name}",
-                        "the parts may belong to different models: download them again",
-                    )
-                self.tensors[name] = tensor
-        self.paths = tuple(paths)
-
-    def tensor(self, name: str) -> StoredTensor:
-        """The tensor of that name; FormatError if there is none."""
-        if name not in self.tensors:
-            raise FormatError(
-                f"{self.paths[0]}: there is no tensor {name}", "the file may be incomplete or not a full model"
-            )
-        return self.tensors[name]
-
-    def has_tensor(self, name: str) -> bool:
-        return name in self.tensors
-
-    def drop_pages(self) -> None:
-        """Takes the pages that were read so far out of this process's memory; what is read again comes back."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            for mapped in self._maps:
-                mapped.madvise(mmap.MADV_DONTNEED)
-
-    def close(self) -> None:
-        """Lets go of the mapped memory; it is given back when the last buffer that was handed out is gone."""
-        self.tensors = {}
-        self._maps = []
-
-    def __enter__(self) -> SafetensorsFolder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def open_safetensors(path: Path | str) -> SafetensorsFolder:
@@ -199,7 +160,7 @@ def _open_parts(index: Path, weight_map: dict[str, str]) -> SafetensorsFolder:
             f"{index} names {len(paths)} parts, but {', '.join(missing[:3])}{more} is not there",
             f"put all parts in {index.parent}, or pull the model again",
         )
-    folder = SafetensorsFolder(_File(path) for path in paths)
+    folder = SafetensorsFolder([_File(path) for path in paths])
     for name, file in weight_map.items():
         if name not in folder.tensors or folder.tensors[name].path.name != file:
             raise FormatError(

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from localinfer.errors import LocalInferError
+from localinfer.formats.closing import Closing
 from localinfer.formats.metadata import Metadata
 from localinfer.formats.model_file import ModelFile
 from localinfer.kernels.base import Progress, Tensor
@@ -19,7 +20,7 @@ from localinfer.kernels.types import TYPES, TensorType
 from localinfer.quantize.stream import Bytes
 
 
-class Overlay:
+class Overlay(Closing):
     """A model file whose tensors are those of `model`, except those in `replaced`. It closes nothing."""
 
     def __init__(self, model: ModelFile, replaced: Mapping[str, Tensor]) -> None:
@@ -47,14 +48,6 @@ class Overlay:
 
     def close(self) -> None:
         self.tensors = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Scratch:

@@ -15,15 +15,15 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from localinfer.errors import LocalInferError
+from localinfer.formats.closing import Closing
 
 _HASHED_AT_ONCE = 1 << 22  # bytes
 
 
-class Journal:
+class Journal(Closing):
     """JSON arrays in the lines of a file, under a first line that stands for what they are about; for one process.
 
     `entries`, of so many `fields`, are those that an earlier process noted under the same first line; anything else is
@@ -87,16 +87,8 @@ class Journal:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class WorkFile:
+class WorkFile(Closing):
     """The file and the journal beside `final`, held by one process. `member` names the large file of a folder.
 
     path        the file in the making
@@ -159,14 +151,6 @@ class WorkFile:
 
     def close(self) -> None:
         self._journal.close()
-
-    def __enter__(self) -> WorkFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def write_whole(path: Path, text: str) -> None:
