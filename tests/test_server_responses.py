@@ -14,7 +14,7 @@ import pytest
 from localinfer import LLM
 from localinfer.server.fields import UNKNOWN_FIELDS_HEADER
 from scripted_model import write_scripted_model
-from served_app import Served, served
+from served_app import Served, openai_client, served, served_scripted
 from test_server_tools import CALLING, TEMPLATE
 
 TOOLS: Any = [
@@ -36,16 +36,15 @@ TOOLS: Any = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    path = write_scripted_model(tmp_path_factory.mktemp("responses") / "tiny.gguf", template=TEMPLATE, answer=CALLING)
-    llm = LLM(path, context=2048, max_sequences=4, threads=1)
-    llm.name = "tiny"
-    with served(llm) as found:
+    with served_scripted(
+        tmp_path_factory.mktemp("responses"), context=2048, template=TEMPLATE, answer=CALLING
+    ) as found:
         yield found
 
 
 @pytest.fixture
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai_client(server) as client:
         yield client
 
 
@@ -135,11 +134,18 @@ def test_custom_tools_and_namespaces(client: openai.OpenAI) -> None:
     assert (call.name, call.namespace) == ("weather", "sky")
 
 
-def test_tools_of_others_are_left_out_and_named(server: Served) -> None:
-    body = {"input": "hello", "tools": [{"type": "web_search"}, *TOOLS], "max_output_tokens": 2, "store": False}
+def test_what_is_left_out_is_named(server: Served) -> None:
+    body: dict[str, Any] = {
+        "input": "hello",
+        "tools": [{"type": "web_search"}, *TOOLS],
+        "max_output_tokens": 2,
+        "store": False,
+    }
+    body["reasoning"] = {"effort": "high"}
     response = httpx.post(f"{server.url}/v1/responses", json=body, timeout=60)
     assert response.status_code == 200
     assert "tools.web_search" in response.headers[UNKNOWN_FIELDS_HEADER]
+    assert "reasoning.effort" in response.headers[UNKNOWN_FIELDS_HEADER], "the template does not read it"
 
 
 @pytest.mark.parametrize(

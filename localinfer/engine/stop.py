@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from localinfer.text.partial import begun
+
 
 class StopMatcher:
     """Passes text on, up to the first stop string. Text that may turn out to begin one is held back."""
@@ -24,7 +26,7 @@ class StopMatcher:
             # A longer stop string that began earlier and is not complete cannot complete any more: text ends here.
             self._held = ""
             return text[:at]
-        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        held = max((begun(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
@@ -32,8 +34,3 @@ class StopMatcher:
         """The text is over: what was held back was no stop string."""
         held, self._held = self._held, ""
         return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -36,12 +36,12 @@ from localinfer.server.schemas.anthropic import (
 )
 from localinfer.server.schemas.chat import (
     ChatCompletionRequest,
-    ChatMessage,
     FunctionDefinition,
     NamedFunction,
     NamedTool,
     Tool,
 )
+from localinfer.server.streaming import event
 from localinfer.text.answer_reader import AnswerReader, Call, Piece, Said
 
 # Claude Code puts a block into the system message that differs with every request: nothing behind it could be re-used.
@@ -98,22 +98,7 @@ class MessagesTask(Conversation):
         self._stream = _Blocks(self.form.reader())
 
     def whole(self, texts: Sequence[str]) -> AnthropicMessage:
-        reader = self.form.reader()
-        pieces = [*reader.push(texts[0]), *reader.finish()]
-        blocks: list[TextBlock | ThinkingBlock | ToolUseBlock] = []
-        for piece in pieces:
-            last = blocks[-1] if blocks else None
-            if isinstance(piece, Call):
-                blocks.append(ToolUseBlock(_tool_id(), piece.name, json.loads(piece.arguments)))
-            elif piece.kind == "reasoning":
-                if isinstance(last, ThinkingBlock):
-                    last.thinking += piece.text
-                else:
-                    blocks.append(ThinkingBlock(piece.text))
-            elif isinstance(last, TextBlock):
-                last.text += piece.text
-            else:
-                blocks.append(TextBlock(piece.text))
+        blocks = [_block(piece) for piece in self.form.reader().whole(texts[0])]
         called = any(isinstance(block, ToolUseBlock) for block in blocks)
         reason, sequence = self._end(called)
         return AnthropicMessage(
@@ -147,7 +132,7 @@ class MessagesTask(Conversation):
         return self._stream.close() + last + _event("message_stop", {})
 
     def failure(self, error: ApiError) -> bytes:
-        return b"event: error\ndata: " + anthropic_error(error) + b"\n\n"
+        return event(anthropic_error(error), "error")
 
     @property
     def _choice(self) -> Choice:
@@ -213,8 +198,14 @@ class _Blocks:
         return _event("content_block_delta", {"index": self._index, "delta": delta})
 
 
+def _block(piece: Piece) -> TextBlock | ThinkingBlock | ToolUseBlock:
+    if isinstance(piece, Call):
+        return ToolUseBlock(_tool_id(), piece.name, json.loads(piece.arguments))
+    return ThinkingBlock(piece.text) if piece.kind == "reasoning" else TextBlock(piece.text)
+
+
 def _event(kind: str, data: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **data}))
+    return event(msgspec.json.encode({"type": kind, **data}), kind)
 
 
 def _tool_id() -> str:
@@ -234,7 +225,7 @@ def _translated(asked: CountTokensRequest) -> ChatCompletionRequest:
         names = ("max_tokens", "temperature", "top_p", "top_k", "stream")
         sampling = {name: getattr(asked, name) for name in names} | {"stop": asked.stop_sequences}
     return ChatCompletionRequest(
-        messages=[ChatMessage(role="user")],
+        messages=[],
         tools=[
             Tool(function=FunctionDefinition(name=t.name, description=t.description, parameters=t.input_schema))
             for t in asked.tools or ()

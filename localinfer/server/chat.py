@@ -78,8 +78,7 @@ class ChatTask(Conversation):
         )
 
     def _choice(self, choice: Choice, text: str) -> ChatChoice:
-        reader = self.form.reader()
-        pieces = [*reader.push(text), *reader.finish()]
+        pieces = self.form.reader().whole(text)
         content, thought = (
             "".join(piece.text for piece in pieces if isinstance(piece, Said) and piece.kind == kind)
             for kind in ("content", "reasoning")

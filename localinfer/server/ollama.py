@@ -19,7 +19,7 @@ from localinfer.engine.thread import Job
 from localinfer.server.conversation import Conversation
 from localinfer.server.errors import ApiError, invalid, ollama_error
 from localinfer.server.generation import generate
-from localinfer.server.schemas.chat import ChatCompletionRequest, ChatMessage, Tool
+from localinfer.server.schemas.chat import ChatCompletionRequest, Tool
 from localinfer.server.schemas.ollama import (
     OllamaAnswer,
     OllamaChatRequest,
@@ -66,7 +66,7 @@ class _OllamaTask(Conversation):
         options = asked.options or Options()
         limit = options.num_predict
         return ChatCompletionRequest(
-            messages=[ChatMessage(role="user")],
+            messages=[],
             max_tokens=None if limit is None or limit < 0 else max(1, limit),
             temperature=options.temperature,
             top_k=options.top_k,
@@ -87,7 +87,7 @@ class _OllamaTask(Conversation):
         self._reader = self.form.reader()
 
     def whole(self, texts: Sequence[str]) -> OllamaAnswer:
-        return self._last([*self._reader.push(texts[0]), *self._reader.finish()])
+        return self._last(self._reader.whole(texts[0]))
 
     def encoded(self, answer: msgspec.Struct) -> bytes:
         assert isinstance(answer, OllamaAnswer)

@@ -19,7 +19,7 @@ from localinfer.server.fields import Body
 from localinfer.server.generation import generate
 from localinfer.server.registry import ServedModel
 from localinfer.server.response_input import Tools, template_items
-from localinfer.server.schemas.chat import ChatCompletionRequest, ChatMessage
+from localinfer.server.schemas.chat import ChatCompletionRequest
 from localinfer.server.schemas.responses import (
     InputTokensDetails,
     OutputTokensDetails,
@@ -28,6 +28,7 @@ from localinfer.server.schemas.responses import (
     ResponseUsage,
 )
 from localinfer.server.schemas.sampling import JsonSchemaFormat, ResponseFormat
+from localinfer.server.streaming import event
 from localinfer.text.answer_reader import Call, Piece, Said
 
 
@@ -46,8 +47,13 @@ class ResponsesTask(Conversation):
     def __init__(self, body: Body[Any], model: ServedModel) -> None:
         self._asked: ResponsesRequest = body.fields
         self._tools = Tools(self._asked.tools or (), self._asked.tool_choice)
-        if self._tools.left_out:
-            body = replace(body, unknown=(*body.unknown, *(f"tools.{kind}" for kind in self._tools.left_out)))
+        without_effect = [f"tools.{kind}" for kind in self._tools.left_out]
+        template, effort = model.llm.chat_template, self._asked.reasoning.effort if self._asked.reasoning else None
+        self._effort = effort if template is not None and "reasoning_effort" in template.source else None
+        if effort != self._effort:  # clients always send one
+            without_effect.append("reasoning.effort")
+        if without_effect:
+            body = replace(body, unknown=(*body.unknown, *without_effect))
         super().__init__(body, model)
 
     def translated(self) -> ChatCompletionRequest:
@@ -58,7 +64,7 @@ class ResponsesTask(Conversation):
             inner = JsonSchemaFormat(schema=form.schema) if form.type == "json_schema" else None
             wanted = ResponseFormat(type=form.type, json_schema=inner)
         return ChatCompletionRequest(
-            messages=[ChatMessage(role="user")],
+            messages=[],
             max_tokens=asked.max_output_tokens,
             temperature=asked.temperature,
             top_p=asked.top_p,
@@ -67,16 +73,13 @@ class ResponsesTask(Conversation):
             tool_choice=self._tools.choice,
             parallel_tool_calls=asked.parallel_tool_calls,
             response_format=wanted,
-            reasoning_effort=asked.reasoning.effort if asked.reasoning is not None else None,
             chat_template_kwargs=asked.chat_template_kwargs,
         )
 
     def jobs(self) -> list[Job]:
-        template = self.model.llm.chat_template
         variables = dict(self._asked.chat_template_kwargs or {})
-        effort = self.fields.reasoning_effort
-        if effort is not None and template is not None and "reasoning_effort" in template.source:
-            variables["reasoning_effort"] = effort  # clients always send it: where nobody reads it, it has no effect
+        if self._effort is not None:
+            variables["reasoning_effort"] = self._effort
         messages = template_items(self._asked.instructions, self._asked.input, self._tools)
         return self.ask(messages, self._tools.shown, variables)
 
@@ -86,7 +89,7 @@ class ResponsesTask(Conversation):
         self._items = _Items(self._tools)
 
     def whole(self, texts: Sequence[str]) -> ResponseObject:
-        for piece in [*self._reader.push(texts[0]), *self._reader.finish()]:
+        for piece in self._reader.whole(texts[0]):
             self._items.write(piece)
         self._items.close()
         return self._response()
@@ -159,7 +162,7 @@ class _Items:
     def event(self, kind: str, data: dict[str, Any]) -> bytes:
         encoded = msgspec.json.encode({"type": kind, "sequence_number": self._number, **data})
         self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), encoded)
+        return event(encoded, kind)
 
     def write(self, piece: Piece) -> bytes:
         """Events for a piece of the answer."""

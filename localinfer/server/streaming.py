@@ -43,6 +43,6 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b""})
 
 
-def event(data: bytes) -> bytes:
-    """One event with JSON as its data."""
-    return b"data: " + data + b"\n\n"
+def event(data: bytes, name: str = "") -> bytes:
+    """One event with JSON as its data, named where the protocol names its events."""
+    return (b"event: %b\n" % name.encode() if name else b"") + b"data: " + data + b"\n\n"

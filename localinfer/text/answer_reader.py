@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from localinfer.text.partial import begun
 from localinfer.text.tool_format import ReasoningFormat, ToolFormat
 
 _PYTHON = {"None": None, "True": True, "False": False}  # what templates write where they forget that it is no JSON
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)  # ... and whole texts, in which they do not count
 _NAME = r"[A-Za-z0-9_.-]{1,256}"
 _ID = r"[A-Za-z0-9_.:-]{1,128}"
 
@@ -55,7 +57,7 @@ class AnswerReader:
     ) -> None:
         self._reasoning = reasoning
         self._parser = CallParser(calls, tools or {}) if calls is not None else None
-        self._state: Literal["start", "reasoning", "content", "calls"] = "reasoning" if thinking else "start"
+        self._state: Callable[[bool], list[Piece]] = self._think if thinking else self._start  # reads what comes next
         self._text = ""  # not let out yet
         self._fresh = thinking  # white space behind a mark is left out
         self._silent = True  # nothing but white space has been said
@@ -69,12 +71,22 @@ class AnswerReader:
         """What is left when nothing more comes."""
         return self._read(final=True)
 
+    def whole(self, text: str) -> list[Piece]:
+        """The pieces of an answer that has ended, neighbours of one kind as one."""
+        pieces: list[Piece] = []
+        for piece in [*self.push(text), *self.finish()]:
+            last = pieces[-1] if pieces else None
+            if isinstance(piece, Said) and isinstance(last, Said) and piece.kind == last.kind:
+                pieces[-1] = Said(piece.kind, last.text + piece.text)
+            else:
+                pieces.append(piece)
+        return pieces
+
     def _read(self, final: bool) -> list[Piece]:
         pieces: list[Piece] = []
         while True:
             before = self._state, len(self._text)
-            step = {"start": self._start, "reasoning": self._think, "content": self._say, "calls": self._call}
-            pieces += step[self._state](final)
+            pieces += self._state(final)
             if (self._state, len(self._text)) == before:
                 return pieces
 
@@ -84,11 +96,11 @@ class AnswerReader:
             stripped = self._text.lstrip()
             if stripped.startswith(self._reasoning.open):
                 self._text = stripped.removeprefix(self._reasoning.open)
-                self._state, self._fresh = "reasoning", True
+                self._state, self._fresh = self._think, True
                 return []
             if self._reasoning.open.startswith(stripped) and not final:
                 return []
-        self._state = "content"
+        self._state = self._say
         return []
 
     def _think(self, final: bool) -> list[Piece]:
@@ -99,7 +111,7 @@ class AnswerReader:
         thought, closed, rest = self._text.partition(self._reasoning.close)
         if closed:
             self._text = rest.lstrip()
-            self._state, self._fresh = "content", not self._text
+            self._state, self._fresh = self._say, not self._text
             return _said("reasoning", thought.rstrip())
         keep = 0 if final else _uncertain(thought, self._reasoning.close)
         return self._let_out("reasoning", keep)
@@ -114,7 +126,7 @@ class AnswerReader:
         if found is not None:
             content = self._text[:found]
             self._text = self._text[found:]
-            self._state = "calls"
+            self._state = self._call
             return _said("content", content.rstrip())
         keep = 0 if final else self._parser.held_back(self._text, self._silent)
         return self._let_out("content", keep)
@@ -124,14 +136,10 @@ class AnswerReader:
         calls, rest, over = self._parser.take(self._text, final)
         self._text = rest
         if over:
-            self._state, self._silent, self._fresh = "content", False, False
-            return [*calls, *self._let_out_rest(final)]
+            self._state, self._silent, self._fresh = self._say, False, False
+            # What follows the calls, or was taken for one, is text, even where it begins like a call.
+            return [*calls, *self._let_out("content", 0)]
         return list(calls)
-
-    def _let_out_rest(self, final: bool) -> list[Piece]:
-        """What follows the calls, or was taken for one, is text, even where it begins like a call."""
-        text, self._text = self._text, ""
-        return _said("content", text)
 
     def _let_out(self, kind: Literal["content", "reasoning"], keep: int) -> list[Piece]:
         """All that is held, but for its last `keep` characters."""
@@ -368,15 +376,11 @@ def _wait_or_fail(text: str, place: int) -> tuple[list[Call], int]:
 
 def _is_open(text: str) -> bool:
     """Whether brackets, or a text, are still open at the end."""
-    depth, quoted, escaped = 0, False, False
-    for character in text:
-        if quoted:
-            quoted, escaped = (character != '"' or escaped), character == "\\" and not escaped
-        elif character == '"':
-            quoted = True
-        elif character in "[{":
+    depth = 0
+    for token in _BRACKETS.findall(text):  # a text that is long is one token: this is asked with every piece of it
+        if token in "[{":
             depth += 1
-        elif character in "]}":
+        elif token in "]}":
             depth -= 1
             if depth <= 0:
                 return False
@@ -385,8 +389,7 @@ def _is_open(text: str) -> bool:
 
 def _uncertain(text: str, mark: str) -> int:
     """How many characters at the end of the text are the beginning of the mark, or white space before that."""
-    begun = next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-n:])), 0)
-    return len(text) - len(text[: len(text) - begun].rstrip())
+    return len(text) - len(text[: len(text) - begun(text, mark)].rstrip())
 
 
 def _loosely(mark: str) -> str:

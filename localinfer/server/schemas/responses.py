@@ -28,7 +28,10 @@ class TextOptions(msgspec.Struct, kw_only=True):
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    """`effort` reaches the chat template if it reads it. Thoughts are given as they are: `summary` has no effect."""
+    """`effort` reaches the chat template; a header says if that does not read it. `summary` has no effect.
+
+    Thoughts are given as they are.
+    """
 
     effort: str | None = None
     summary: str | None = None
