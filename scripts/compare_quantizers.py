@@ -34,6 +34,7 @@ from localinfer.checkpoints import open_model
 from localinfer.evaluate.divergence import Reference
 from localinfer.evaluate.texts import default_text
 from localinfer.evaluate.windows import Windows, windows_of
+from localinfer.hub.report import Silent
 from localinfer.kernels.types import TYPES
 from localinfer.quantize.pipeline import Wishes, quantize
 from localinfer.quantize.sensitivity import LADDER
@@ -41,16 +42,6 @@ from localinfer.text.tokenizer import load_tokenizer
 
 TARGETS = ("q4_k_m", "q3_k_m", "q2_k")
 WINDOW = 512
-
-
-class Quiet:
-    """A report that says nothing."""
-
-    def say(self, text: str) -> None:
-        del text
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        del what, done, total
 
 
 class Prepared(NamedTuple):
@@ -87,7 +78,7 @@ def prepare(model: Path, folder: Path) -> Prepared:
         return Prepared(name, model, {})
     path = folder / f"{name}-f16.gguf"
     if not path.exists():
-        quantize(Wishes(model, "f16", output=path, measure=False), Quiet())
+        quantize(Wishes(model, "f16", output=path, measure=False), Silent())
     return Prepared(name, path, came_from)
 
 
@@ -182,7 +173,7 @@ def compare(source: Prepared, target: str, folder: Path, judge: Judge, peer: Pee
         path = folder / f"{source.name}-{target}-{what.replace(' ', '-').replace(',', '')}.gguf"
         start = time.perf_counter()
         settings = {"tensors": allowed} | wishes
-        quantize(Wishes(source.path, output=path, measure=False, force=True, **settings), Quiet())
+        quantize(Wishes(source.path, output=path, measure=False, force=True, **settings), Silent())
         rows.append(judge.row(source, target, what, path, time.perf_counter() - start))
         print(f"{what}: {rows[-1].kl:.5f} ({rows[-1].size})", file=sys.stderr, flush=True)
         if "fit" in wishes and path.stat().st_size > theirs.stat().st_size:

@@ -33,6 +33,7 @@ from localinfer.checkpoints import open_model
 from localinfer.checkpoints.values import float_rows
 from localinfer.evaluate.texts import default_text
 from localinfer.formats.gguf import open_gguf
+from localinfer.hub.report import Silent
 from localinfer.kernels.types import TYPES
 from localinfer.quantize.calibration import Statistics, collect
 from localinfer.quantize.pipeline import Wishes as QuantizeWishes
@@ -67,16 +68,6 @@ HARSH_SIGMA = 3.0  # of the logarithm of importances
 
 Floats = npt.NDArray[np.float32]
 Change = Callable[[str, Floats, np.random.Generator], Floats]
-
-
-class Quiet:
-    """A report that says nothing."""
-
-    def say(self, text: str) -> None:
-        del text
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        del what, done, total
 
 
 class Outcome(NamedTuple):
@@ -190,7 +181,7 @@ class Lab:
 
     def look(self, case: str, kind: str, path: Path, honest: bool, **wishes: Any) -> Outcome:
         start = time.monotonic()
-        report = verify(Wishes(path, self.source, **wishes), Quiet())
+        report = verify(Wishes(path, self.source, **wishes), Silent())
         outcome = Outcome(case, kind, honest, report.exit, time.monotonic() - start, report)
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         return outcome
@@ -249,10 +240,10 @@ def by_localinfer(lab: Lab, statistics: Path) -> Iterator[Outcome]:
         path = lab.folder / ("ours" if recipe in OURS_COMPRESSED else "ours.gguf")
         calibrations = {"honest": "", "calibrated": str(statistics)}
         for case, calibrate in calibrations.items():
-            quantize(QuantizeWishes(lab.source, recipe, output=path, calibrate=calibrate, measure=False), Quiet())
+            quantize(QuantizeWishes(lab.source, recipe, output=path, calibrate=calibrate, measure=False), Silent())
             yield lab.look(case, recipe, path, True, calibrate=calibrate, limits=False)
         if recipe in OURS:
-            quantize(QuantizeWishes(changed, recipe, output=path, measure=False), Quiet())
+            quantize(QuantizeWishes(changed, recipe, output=path, measure=False), Silent())
             yield lab.look("fine-tune 0.3 %", recipe, path, False, limits=False)
 
 
@@ -325,7 +316,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         plain = folder / "plain.gguf"
-        quantize(QuantizeWishes(arguments.model, "f16", output=plain, measure=False), Quiet())
+        quantize(QuantizeWishes(arguments.model, "f16", output=plain, measure=False), Silent())
         with open_model(arguments.model) as model:
             statistics = collect(model, default_text("calibration"), grams=True)
         statistics.save(folder / "statistics.safetensors")

@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from compare_quantizers import Quiet
 from llama_cpp_logits import logits
 from peer import add_peer_argument
 
+from localinfer.hub.report import Silent
 from localinfer.quantize.pipeline import Wishes, quantize
 from localinfer.quantize.provenance import Provenance
 from localinfer.quantize.recipes import RECIPES
@@ -43,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in RECIPES:
             path = Path(folder) / f"{name}.gguf"
-            made = quantize(Wishes(DATA / "presidents-1m", name, output=path, measure=False), Quiet()).provenance
+            made = quantize(Wishes(DATA / "presidents-1m", name, output=path, measure=False), Silent()).provenance
             values = logits(arguments.llama_cpp, path, TOKENS, 64)
             rows = {str(p): [round(float(v), 4) for v in values[p, ::TOKEN_STRIDE]] for p in POSITIONS}
             found[name] = {"sha256": digest(made)} | rows

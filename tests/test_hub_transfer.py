@@ -21,25 +21,12 @@ from localinfer.errors import LocalInferError
 from localinfer.hub import store, transfer
 from localinfer.hub.cache import Place, place_of
 from localinfer.hub.pull import pull
+from reports import Lines
 
 CONTENT = b"GGUF" + random.Random(0).randbytes(1_500_000)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 NAME, FILE, MODEL = "some/one-GGUF", "one-Q4_K_M.gguf", "some/one-GGUF:Q4_K_M"
 COMMIT = "1" * 40
-
-
-class Lines:
-    """A report that remembers."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.steps: list[tuple[str, int, int]] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        self.steps.append((what, done, total))
 
 
 @pytest.fixture

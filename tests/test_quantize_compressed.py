@@ -20,6 +20,7 @@ from localinfer.quantize import stream
 from localinfer.quantize.compressed import SCHEMES
 from localinfer.quantize.pipeline import Wishes, quantize
 from localinfer.quantize.provenance import KEY, from_json
+from reports import Lines
 from tiny_models import TinyModel, transformers_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -30,17 +31,6 @@ WIDE = TinyModel(
 # How far weights may be from the source's: the norm of the differences as a part of theirs. (Seen, for normal weights:
 # 0.006, 0.1, 0.026, 0.026.)
 FAR = {"int8": 0.01, "int4": 0.13, "fp8": 0.035, "fp8-block": 0.035}
-
-
-class Quiet:
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        del what, done, total
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -54,7 +44,7 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def run(source: Path, scheme: str, output: Path, **more: Any) -> Path:
-    return quantize(Wishes(source, scheme, output=output, **({"measure": False} | more)), Quiet()).path
+    return quantize(Wishes(source, scheme, output=output, **({"measure": False} | more)), Lines()).path
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -148,7 +138,7 @@ def test_bytes_depend_neither_on_threads_nor_on_pieces(
 def test_columns_that_no_group_divides_stay_floats_and_are_named(tmp_path: Path) -> None:
     odd = TinyModel("odd", "qwen3", "Qwen3", {"hidden_size": 128, "intermediate_size": 96, "head_dim": 32})
     source = write_checkpoint(odd, tmp_path / "odd")
-    heard = Quiet()
+    heard = Lines()
     quantize(Wishes(source, "int4", output=tmp_path / "out", measure=False), heard)
     assert heard.said == [
         "model.layers.0.mlp.down_proj.weight and 2 more matrices stay as they are: rows of 96 are no multiple of 128"
@@ -163,7 +153,7 @@ def test_columns_that_no_group_divides_stay_floats_and_are_named(tmp_path: Path)
 def test_an_interrupted_folder_is_gone_on_with_and_replaced_only_by_force(source: Path, tmp_path: Path) -> None:
     expected = (run(source, "fp8", tmp_path / "whole") / "model.safetensors").read_bytes()
 
-    class Interrupting(Quiet):
+    class Interrupting(Lines):
         def progress(self, what: str, done: int, total: int) -> None:
             if done > total / 2:
                 raise KeyboardInterrupt
@@ -172,7 +162,7 @@ def test_an_interrupted_folder_is_gone_on_with_and_replaced_only_by_force(source
     with pytest.raises(KeyboardInterrupt):
         quantize(Wishes(source, "fp8", output=output, measure=False), Interrupting())
     assert not output.exists()
-    heard = Quiet()
+    heard = Lines()
     quantize(Wishes(source, "fp8", output=output, measure=False), heard)
     assert any("going on" in line for line in heard.said)
     assert (output / "model.safetensors").read_bytes() == expected

@@ -19,19 +19,12 @@ from localinfer.kernels.cpu.backend import CpuBackend
 from localinfer.models import record
 from localinfer.quantize.pipeline import Wishes, quantize
 from localinfer.quantize.recipes import RECIPES
+from reports import Lines
 
 DATA = Path(__file__).parent / "data"
 FIXTURES = json.loads((DATA / "quantized.json").read_text())
 # Both round activations to 8 bits, llama.cpp per 32 or 256 numbers, we per 16; as a part of the logits' spread.
 TOLERANCE = 0.05
-
-
-class Quiet:
-    def say(self, text: str) -> None:
-        del text
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        del what, done, total
 
 
 def test_there_is_a_fixture_for_every_recipe() -> None:
@@ -42,7 +35,7 @@ def test_there_is_a_fixture_for_every_recipe() -> None:
 def test_bytes_are_golden_and_logits_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     wanted = FIXTURES["recipes"][name]
     path = tmp_path / "out.gguf"
-    made = quantize(Wishes(DATA / "presidents-1m", name, output=path, measure=False), Quiet()).provenance
+    made = quantize(Wishes(DATA / "presidents-1m", name, output=path, measure=False), Lines()).provenance
     lines = "".join(f"{tensor} {found.sha256}\n" for tensor, found in made.tensors.items())
     assert hashlib.sha256(lines.encode()).hexdigest() == wanted["sha256"]
     with open_gguf(path) as file:

@@ -29,16 +29,9 @@ from localinfer.quantize.pipeline import Result, Wishes, probes_path, quantize
 from localinfer.quantize.recipes import Choice
 from localinfer.quantize.sensitivity import Prober, product_error
 from localinfer.text.tokenizer import load_tokenizer
+from reports import Lines
 
 SOURCE = Path(__file__).parent / "data" / "presidents-1m"
-
-
-class Quiet:
-    def say(self, text: str) -> None:
-        del text
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        del what, done, total
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +52,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint as one GGUF file."""
     path = tmp_path_factory.mktemp("source") / "m-f16.gguf"
-    return quantize(Wishes(SOURCE, "f16", output=path, measure=False), Quiet()).path
+    return quantize(Wishes(SOURCE, "f16", output=path, measure=False), Lines()).path
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +65,7 @@ def mixed(source: Path, text: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def run(source: Path, output: Path, **wishes: Any) -> Result:
-    return quantize(Wishes(source, output=output, **({"measure": False} | wishes)), Quiet())
+    return quantize(Wishes(source, output=output, **({"measure": False} | wishes)), Lines())
 
 
 def divergence(made: Path, source: Path) -> float:
@@ -81,7 +74,7 @@ def divergence(made: Path, source: Path) -> float:
     return compare(made, source, windows).kl_mean.value
 
 
-class Unmeasured(Quiet):
+class Unmeasured(Lines):
     def progress(self, what: str, done: int, total: int) -> None:
         raise AssertionError(what)
 
@@ -181,7 +174,7 @@ def test_bits_per_weight_are_those_of_all_tensors(mixed: Result) -> None:
 
 
 def test_an_interrupted_measurement_is_gone_on_with(source: Path, text: str, tmp_path: Path) -> None:
-    class Interrupting(Quiet):
+    class Interrupting(Lines):
         def progress(self, what: str, done: int, total: int) -> None:
             if what == "measuring sensitivity" and done == 4:
                 raise KeyboardInterrupt
@@ -195,7 +188,7 @@ def test_an_interrupted_measurement_is_gone_on_with(source: Path, text: str, tmp
     name, kind, divergence = json.loads(lines[1])
     lines[1] = json.dumps([name, kind, 100 * divergence])  # to see that it is not measured again
     journal.write_text("\n".join(lines) + "\n")
-    found = quantize(wishes, Quiet()).provenance.recipe["probes"]
+    found = quantize(wishes, Lines()).provenance.recipe["probes"]
     assert found[name] == [kind, float(f"{100 * divergence:.4g}")]
     assert not journal.exists()
 
@@ -216,7 +209,7 @@ def test_a_mixed_file_is_made_again_from_what_it_says(source: Path, text: str, m
     records = mixed.provenance.tensors
     with open_gguf(source) as model:
         for statistics in (text, str(mixed.path.with_name("kept.safetensors"))):
-            known = known_from(statistics, model, True, 0, Quiet())
+            known = known_from(statistics, model, True, 0, Lines())
             assert known.describe() == mixed.provenance.calibration
             for name, record in records.items():
                 tensor = model.tensor(name)
@@ -229,7 +222,7 @@ def test_a_mixed_file_is_made_again_from_what_it_says(source: Path, text: str, m
 
 def test_a_calibrated_folder_is_the_same_every_time(text: str, tmp_path: Path) -> None:
     wishes = Wishes(SOURCE, "int4", calibrate=text, measure=False)
-    made = [quantize(replace(wishes, output=tmp_path / name, threads=n), Quiet()) for n, name in enumerate("ab")]
+    made = [quantize(replace(wishes, output=tmp_path / name, threads=n), Lines()) for n, name in enumerate("ab")]
     assert {record.method for record in made[0].provenance.tensors.values()} == {"copy", "int4-group-feedback-1"}
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
     assert files[0] == files[1]

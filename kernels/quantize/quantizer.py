@@ -7,7 +7,7 @@ and compiler. A method ("search-1") names one algorithm for ever; its results ne
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -213,43 +213,31 @@ class _Blocks(NamedTuple):
 
     def make(self, weights: Floats, importance: Floats | None, threads: int) -> bytearray:
         """The blocks of weights of a multiple of `self.columns` columns."""
-        rows, columns = weights.shape
+        columns = weights.shape[-1]
         if importance is not None:
             importance = _vector(importance, columns, "importances")
-        blocks = bytearray(rows * columns // self.columns * self.bytes)
-        where = ctypes.c_int64()
-        status = _library().li_quantize_rows(
-            self.id,
-            weights.ctypes.data,
-            rows,
-            columns,
-            None if importance is None else importance.ctypes.data,
-            self.options,
-            threads,
-            address_of(blocks),
-            len(blocks),
-            ctypes.byref(where),
-        )
-        _check(status, self.name, where.value)
-        return blocks
+        address = None if importance is None else importance.ctypes.data
+        return self._made(_library().li_quantize_rows, weights, (address,), threads)
 
     def make_with_feedback(self, weights: Floats, hessian: Hessian, damping: float, threads: int) -> bytearray:
         """The same, with error feedback."""
-        rows, columns = weights.shape
-        _check_grams(hessian, columns, self.columns)
+        _check_grams(hessian, weights.shape[-1], self.columns)
         factors = hessian.factors(damping, threads)
         addresses = (ctypes.c_void_p * len(factors))(*(factor.ctypes.data for factor in factors))
         sizes = (ctypes.c_int64 * len(factors))(*(len(factor) for factor in factors))
+        return self._made(_library().li_quantize_feedback, weights, (addresses, sizes, len(factors)), threads)
+
+    def _made(self, native: Callable[..., int], weights: Floats, known: tuple[Any, ...], threads: int) -> bytearray:
+        """The blocks that a native function makes; `known` are its arguments about the inputs of the matrix."""
+        rows, columns = weights.shape
         blocks = bytearray(rows * columns // self.columns * self.bytes)
         where = ctypes.c_int64()
-        status = _library().li_quantize_feedback(
+        status = native(
             self.id,
             weights.ctypes.data,
             rows,
             columns,
-            addresses,
-            sizes,
-            len(factors),
+            *known,
             self.options,
             threads,
             address_of(blocks),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from localinfer.errors import LocalInferError
 from localinfer.formats.model_file import ModelFile
 from localinfer.quantize.convert import NONE, Calibration
+from localinfer.quantize.report import Report
 
 if TYPE_CHECKING:
     from localinfer.kernels.quantize.quantizer import Hessian
@@ -17,11 +18,6 @@ if TYPE_CHECKING:
 
 DEFAULT = "default"
 _IMATRIX = (".dat", ".gguf", ".imatrix")
-
-
-class Report(Protocol):
-    def say(self, text: str) -> None: ...
-    def progress(self, what: str, done: int, total: int) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from localinfer import __version__
 from localinfer.errors import LocalInferError
@@ -25,17 +25,10 @@ from localinfer.quantize.provenance import (
     sidecar_text,
     statement,
 )
+from localinfer.quantize.report import Report
 from localinfer.quantize.source import Hashing, describe_source, identities
 from localinfer.quantize.stream import Hashes, Job, Source, processors, write_tensors
 from localinfer.quantize.work import WorkFile, file_sha256, write_whole
-
-
-class Report(Protocol):
-    """Who is told about the work."""
-
-    def say(self, text: str) -> None: ...
-
-    def progress(self, what: str, done: int, total: int) -> None: ...
 
 
 @dataclass(frozen=True)

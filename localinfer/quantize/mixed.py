@@ -20,7 +20,8 @@ from localinfer.kernels.base import Tensor
 from localinfer.kernels.types import TYPES
 from localinfer.quantize.allocate import Option, allocate
 from localinfer.quantize.recipes import RECIPES, Choice, is_quantized_matrix, keep
-from localinfer.quantize.sensitivity import LADDER, Probe, Prober, Report, fitting, options_of
+from localinfer.quantize.report import Report
+from localinfer.quantize.sensitivity import LADDER, Probe, Prober, fitting, options_of
 
 _BITS = re.compile(r"(\d+(?:\.\d+)?)\s*bpw", re.IGNORECASE)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)

@@ -16,10 +16,11 @@ from localinfer.formats.model_file import ModelFile
 from localinfer.quantize import compressed, gguf_output
 from localinfer.quantize.calibrate import DEFAULT, Known, calibration_text, is_statistics, known_from
 from localinfer.quantize.convert import GGUFJob
-from localinfer.quantize.make import Made, Product, Report, digest, make, refuse_existing, refuse_sources
+from localinfer.quantize.make import Made, Product, digest, make, refuse_existing, refuse_sources
 from localinfer.quantize.mixed import Mix, bits_of, budget_of, bytes_of, fit, measure
 from localinfer.quantize.provenance import UNKNOWN_HASH, Provenance, SourceFile, room_for, width_in_json
 from localinfer.quantize.recipes import ALIASES, RECIPES, Choice, choose, find_recipe, is_quantized_matrix
+from localinfer.quantize.report import Report
 from localinfer.quantize.sensitivity import Prober
 from localinfer.quantize.source import describe_source, identities, is_quantized, shape_of, source_files, weights_in
 from localinfer.quantize.work import Journal

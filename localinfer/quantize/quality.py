@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from localinfer.errors import LocalInferError
 from localinfer.formats.model_file import ModelFile
+from localinfer.quantize.report import Report
 
 _WINDOW = 512
 _LEAST_WINDOWS, _WORK = 2, 4e13  # multiplications that measuring may take, for each of the two models
 _DIGITS = 6
-
-
-class Report(Protocol):
-    def progress(self, what: str, done: int, total: int) -> None: ...
 
 
 def measure_quality(made: Path, source: ModelFile, weights: int, threads: int, report: Report) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from localinfer.evaluate.divergence import Reference
 from localinfer.evaluate.windows import Windows
@@ -23,6 +23,7 @@ from localinfer.quantize.allocate import Option
 from localinfer.quantize.convert import NONE, Calibration, GGUFJob, quantized
 from localinfer.quantize.overlay import Overlay, Scratch
 from localinfer.quantize.recipes import Choice
+from localinfer.quantize.report import Report
 from localinfer.quantize.work import Journal
 
 if TYPE_CHECKING:
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 # Types that mixed precision chooses from, smallest first; which of them fit depends on a tensor's columns.
 LADDER = ("Q2_K", "Q3_K", "IQ4_XS", "IQ4_NL", "Q4_K", "Q5_0", "Q5_K", "Q5_1", "Q6_K", "Q8_0")
 _SAMPLED_ROWS = 256
-
-
-class Report(Protocol):
-    def progress(self, what: str, done: int, total: int) -> None: ...
 
 
 class Probe(NamedTuple):
