@@ -17,13 +17,13 @@ import multiprocessing
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import gguf
 import numpy as np
+from command import LOCALINFER
 from measure import print_result, table
 from peer import add_peer_argument, binary, run_timed
 from write_random_model import SHAPES, Shape, matrices, write_metadata
@@ -90,10 +90,7 @@ def main() -> None:
         for kind in arguments.types:
             threads = len(os.sched_getaffinity(0))
             ours = [
-                sys.executable,
-                "-P",
-                "-m",
-                "localinfer",
+                *LOCALINFER,
                 "quantize",
                 source,
                 "--to",

@@ -25,6 +25,8 @@ from typing import BinaryIO, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from command import LOCALINFER
+
 from hub_server import Cut, HubServer, Repository, running
 
 NAME, FILE = "someone/large-GGUF", "large-Q4_K_M.gguf"
@@ -115,7 +117,7 @@ def pull(hub: HubServer, folder: Path) -> tuple[int, Path]:
     while True:
         starts += 1
         process = subprocess.Popen(
-            [sys.executable, "-m", "localinfer", "pull", f"{NAME}:Q4_K_M"],
+            [*LOCALINFER, "pull", f"{NAME}:Q4_K_M"],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,

@@ -32,7 +32,6 @@ import signal
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -41,6 +40,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from command import LOCALINFER
 from measure import median_ratio, print_result, table
 from peer import add_peer_argument, binary
 from prose import collect
@@ -227,7 +227,7 @@ def start_servers(
 ) -> dict[str, Server]:
     """All of them, asleep."""
     port = free_port()
-    ours = [sys.executable, "-m", "localinfer", "serve", model, "--alias", f"any={model}", "--port", str(port)]
+    ours = [*LOCALINFER, "serve", model, "--alias", f"any={model}", "--port", str(port)]
     ours += ["--threads", str(threads), "--context", str(context), "--parallel", str(clients)]
     servers = {OURS: Server(OURS, ours, port, logs / "localinfer.log")}
     servers[OURS].sleep()

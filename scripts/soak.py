@@ -37,6 +37,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from command import LOCALINFER
 from measure import print_result, table
 
 TURNS = 3
@@ -58,7 +59,7 @@ class Server:
     """The server as a process of its own; `port` is where it listens."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "localinfer", "serve", *arguments, "--port", "0"]
+        command = [*LOCALINFER, "serve", *arguments, "--port", "0"]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
         lines = []

@@ -68,6 +68,13 @@ def test_help_says_how_to_run_it(
     assert f"python scripts/{name}.py" in capsys.readouterr().out
 
 
+def test_scripts_start_the_installed_command_wherever_they_are_run(script: Load) -> None:
+    """In the repository's root, too, where a folder has the package's name."""
+    command = [*script("command").LOCALINFER, "doctor", "--json"]
+    done = subprocess.run(command, cwd=SCRIPTS.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_ratios_are_paired_by_round(script: Load) -> None:
     measure = script("measure")
     # In the slow second round both sides took four times as long: the ratio of medians would not see a ratio of 2.
