@@ -7,8 +7,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import openai
 import uvicorn
 
 from localinfer import LLM
@@ -16,6 +18,7 @@ from localinfer.server.app import create_app
 from localinfer.server.process import guarded
 from localinfer.server.registry import ModelRegistry, SingleModel
 from localinfer.server.settings import ServerSettings
+from scripted_model import write_scripted_model
 
 
 class Served(NamedTuple):
@@ -72,6 +75,22 @@ def served(
                 found["server"].should_exit = True
             thread.join(patience)
             assert not thread.is_alive(), "the server does not stop"
+
+
+@contextmanager
+def served_scripted(
+    folder: Path, *, context: int, settings: ServerSettings | None = None, **model: Any
+) -> Iterator[Served]:
+    """Serves a scripted model (`model` are options of write_scripted_model) as "tiny", with room for four answers."""
+    llm = LLM(write_scripted_model(folder / "tiny.gguf", **model), context=context, max_sequences=4, threads=1)
+    llm.name = "tiny"
+    with served(llm, settings) as found:
+        yield found
+
+
+def openai_client(server: Served) -> openai.OpenAI:
+    """OpenAI's own client of a server; to be closed."""
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
 class _Server(uvicorn.Server):

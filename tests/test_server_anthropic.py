@@ -10,11 +10,8 @@ import anthropic
 import httpx
 import pytest
 
-from localinfer import LLM
 from localinfer.server.fields import UNKNOWN_FIELDS_HEADER
-from localinfer.server.settings import ServerSettings
-from scripted_model import write_scripted_model
-from served_app import Served, served
+from served_app import Served, served_scripted
 from test_server_tools import CALLING, TEMPLATE
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -35,10 +32,9 @@ TOOLS: Any = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    path = write_scripted_model(tmp_path_factory.mktemp("anthropic") / "tiny.gguf", template=TEMPLATE, answer=CALLING)
-    llm = LLM(path, context=2048, max_sequences=4, threads=1)
-    llm.name = "tiny"
-    with served(llm, ServerSettings()) as found:
+    with served_scripted(
+        tmp_path_factory.mktemp("anthropic"), context=2048, template=TEMPLATE, answer=CALLING
+    ) as found:
         yield found
 
 

@@ -16,7 +16,7 @@ from localinfer.server.fields import HARMLESS, REFUSED, UNKNOWN_FIELDS_HEADER
 from localinfer.server.schemas.chat import ChatCompletionRequest
 from localinfer.server.settings import ServerSettings
 from scripted_model import ANSWER, write_scripted_model
-from served_app import Served, served
+from served_app import Served, openai_client, served, served_scripted
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 FOREVER: Any = [{"role": "user", "content": "forever"}]
@@ -34,17 +34,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "{%- if add_generation_prompt %}{%- set last = messages[-1]['content'] %}"
         "{{- '<|forever|>' if 'forever' in last else '<|assistant|>' }}{% endif %}{{ shout }}"
     )
-    llm = LLM(
-        write_scripted_model(folder / "tiny.gguf", template=template), context=CONTEXT, max_sequences=4, threads=1
-    )
-    llm.name = "tiny"
-    with served(llm, ServerSettings(log_file=str(folder / "log"))) as found:
+    settings = ServerSettings(log_file=str(folder / "log"))
+    with served_scripted(folder, context=CONTEXT, settings=settings, template=template) as found:
         yield found
 
 
 @pytest.fixture
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai_client(server) as client:
         yield client
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import openai
 import pytest
 
-from localinfer import LLM
 from localinfer.server.settings import ServerSettings
-from scripted_model import ANSWER, write_scripted_model
-from served_app import Served, served
+from scripted_model import ANSWER
+from served_app import Served, served_scripted
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 TEXT = "".join(ANSWER)
@@ -22,9 +21,8 @@ TEXT = "".join(ANSWER)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("clients")
-    llm = LLM(write_scripted_model(folder / "tiny.gguf"), context=256, max_sequences=4, threads=1)
-    llm.name = "tiny"
-    with served(llm, ServerSettings(log_file=str(folder / "log"))) as found:
+    settings = ServerSettings(log_file=str(folder / "log"))
+    with served_scripted(folder, context=256, settings=settings) as found:
         yield found
 
 

@@ -10,10 +10,9 @@ import httpx
 import openai
 import pytest
 
-from localinfer import LLM
 from localinfer.server.settings import ServerSettings
-from scripted_model import ANSWER, write_scripted_model
-from served_app import Served, served
+from scripted_model import ANSWER
+from served_app import Served, openai_client, served_scripted
 
 CONTEXT = 128
 TEXT = "".join(ANSWER)  # what any text is followed by, before the first "<|end|>"
@@ -23,15 +22,14 @@ URL = "/v1/completions"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("completions")
-    llm = LLM(write_scripted_model(folder / "tiny.gguf"), context=CONTEXT, max_sequences=4, threads=1)
-    llm.name = "tiny"
-    with served(llm, ServerSettings(log_file=str(folder / "log"))) as found:
+    settings = ServerSettings(log_file=str(folder / "log"))
+    with served_scripted(folder, context=CONTEXT, settings=settings) as found:
         yield found
 
 
 @pytest.fixture
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai_client(server) as client:
         yield client
 
 

@@ -11,10 +11,8 @@ import httpx
 import ollama
 import pytest
 
-from localinfer import LLM
 from localinfer.server.fields import UNKNOWN_FIELDS_HEADER
-from scripted_model import write_scripted_model
-from served_app import Served, served
+from served_app import Served, served_scripted
 from test_server_tools import CALLING, TEMPLATE, TOOLS
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -23,10 +21,7 @@ ZERO = {"temperature": 0, "num_predict": 300}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    path = write_scripted_model(tmp_path_factory.mktemp("ollama") / "tiny.gguf", template=TEMPLATE, answer=CALLING)
-    llm = LLM(path, context=2048, max_sequences=4, threads=1)
-    llm.name = "tiny"
-    with served(llm) as found:
+    with served_scripted(tmp_path_factory.mktemp("ollama"), context=2048, template=TEMPLATE, answer=CALLING) as found:
         yield found
 
 

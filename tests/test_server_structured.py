@@ -12,9 +12,7 @@ import openai
 import pydantic
 import pytest
 
-from localinfer import LLM
-from scripted_model import write_scripted_model
-from served_app import Served, served
+from served_app import Served, openai_client, served_scripted
 
 SCHEMA = {
     "type": "object",
@@ -27,16 +25,13 @@ HELLO: Any = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    path = write_scripted_model(tmp_path_factory.mktemp("structured") / "tiny.gguf")
-    llm = LLM(path, context=1024, max_sequences=4, threads=1)
-    llm.name = "tiny"
-    with served(llm) as found:
+    with served_scripted(tmp_path_factory.mktemp("structured"), context=1024) as found:
         yield found
 
 
 @pytest.fixture
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai_client(server) as client:
         yield client
 
 

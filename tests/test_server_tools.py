@@ -12,7 +12,7 @@ import pytest
 
 from localinfer import LLM
 from scripted_model import write_scripted_model
-from served_app import Served, served
+from served_app import Served, openai_client, served, served_scripted
 
 # The Hermes way of calling; what is rendered for answers matters to find out the format.
 TEMPLATE = """\
@@ -58,16 +58,13 @@ CALLS = [("weather", {"city": "Oslo"}), ("clock", {})]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    path = write_scripted_model(tmp_path_factory.mktemp("tools") / "tiny.gguf", template=TEMPLATE, answer=CALLING)
-    llm = LLM(path, context=2048, max_sequences=4, threads=1)
-    llm.name = "tiny"
-    with served(llm) as found:
+    with served_scripted(tmp_path_factory.mktemp("tools"), context=2048, template=TEMPLATE, answer=CALLING) as found:
         yield found
 
 
 @pytest.fixture
 def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai_client(server) as client:
         yield client
 
 
