@@ -24,10 +24,10 @@ from localinfer.quantize import pipeline
 from localinfer.quantize.allocate import Option
 from localinfer.quantize.calibrate import known_from
 from localinfer.quantize.convert import Calibration, GGUFJob
-from localinfer.quantize.mixed import Measured, bits_of, budget_of, bytes_of, measure
+from localinfer.quantize.mixed import Measured, bits_of, bytes_of
 from localinfer.quantize.pipeline import Result, Wishes, probes_path, quantize
 from localinfer.quantize.recipes import Choice
-from localinfer.quantize.sensitivity import Prober, product_error
+from localinfer.quantize.sensitivity import product_error
 from localinfer.text.tokenizer import load_tokenizer
 from reports import Lines
 
@@ -86,8 +86,18 @@ def test_what_does_not_fit_is_refused(source: Path) -> None:
     assert [choice.type for choice in measured.mix(84 * 64).choices] == ["Q2_K"]
     with pytest.raises(LocalInferError, match="does not fit"):
         measured.mix(84 * 64 - 1)
-    with open_gguf(source) as model, pytest.raises(LocalInferError, match="does not fit"):
-        measure(Prober(model, {}), budget_of(model, 2.5), measured.windows, Unmeasured())
+    with pytest.raises(LocalInferError, match="does not fit"):  # before anything is calibrated or measured
+        quantize(Wishes(source, "2.5bpw"), Unmeasured())
+
+
+def test_more_than_the_largest_types_take_is_said(source: Path, text: str, tmp_path: Path) -> None:
+    lines = Lines()
+    wishes = Wishes(source, "99bpw", output=tmp_path / "out.gguf", calibrate=text, measure=False)
+    result = quantize(wishes, lines)
+    assert set(result.types) == {"F32", "Q8_0"}
+    size = sum(nbytes for _, nbytes in result.types.values())
+    bits = f"{size / 1e6:.1f} MB ({8 * size / result.weights:.2f}bpw)"
+    assert f"99bpw is more than the largest types take: all tensors get those, {bits}" in lines.said
 
 
 def test_sizes_and_bits_are_read() -> None:

@@ -137,6 +137,7 @@ def test_a_file_of_ours_that_honest_scales_would_explain_is_no_less_refuted(made
     assert found.finding is not None
     assert "search-1 makes other bytes" in found.finding.how
     assert report.exit is Exit.REFUTED
+    assert look(path, share=0.99, seed=0).exit is Exit.REFUTED  # the block is in the sample
 
 
 def test_provenance_of_another_file_is_not_held_against_this_one(made: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -60,11 +59,10 @@ class Product:
 
 @dataclass(frozen=True)
 class Made:
-    """The result; `seconds` is the whole time but for calibrating and for measuring the quality."""
+    """The result."""
 
     provenance: Provenance
     size: int
-    seconds: float
 
 
 def make(product: Product, output: Path, *, threads: int, force: bool, signed: bool, report: Report) -> Made:
@@ -72,7 +70,6 @@ def make(product: Product, output: Path, *, threads: int, force: bool, signed: b
 
     `threads` 0 is one per processor that this process may use; `signed` writes an in-toto statement as well.
     """
-    started = time.monotonic()
     marks = identities(product.files)
     unknown = tuple(SourceFile(mark.name, mark.size, UNKNOWN_HASH) for mark in marks)
     source = describe_source(product.path, unknown)
@@ -91,7 +88,6 @@ def make(product: Product, output: Path, *, threads: int, force: bool, signed: b
                 raise LocalInferError(f"{product.path} was changed while it was read", "run the command again")
             made = replace(draft, source=replace(source, files=known), tensors=product.records(hashes))
             writer.write_header(product.layout(padded(made, room, product.width)))
-            seconds = time.monotonic() - started
             _put_beside(product.beside, work.root)
             made = replace(made, quality=product.measure(work.root))
             writer.write_header(product.layout(padded(made, room, product.width)))
@@ -99,7 +95,7 @@ def make(product: Product, output: Path, *, threads: int, force: bool, signed: b
         _describe(made, work, output, signed)
         refuse_existing(output, force)
         work.publish()
-    return Made(made, layout.size, seconds)
+    return Made(made, layout.size)
 
 
 def _put_beside(beside: Mapping[str, str | Path], folder: Path) -> None:

@@ -86,31 +86,45 @@ def budget_of(model: ModelFile, bits: float) -> int:
     return int(sum(math.prod(tensor.shape) for tensor in model.tensors.values()) * bits / 8)
 
 
-def measure(
-    prober: Prober, budget: int, windows: Windows, report: Report, ladder: Mapping[str, Sequence[str]] | None = None
-) -> Measured:
-    """Measures over `windows` what deciding about `budget` bytes needs.
+class Task:
+    """What is to be decided: a type for each of `tensors`, so that all take `budget` bytes at most.
 
-    `ladder` names, for some tensors, the only types they may get; one that may get none stays as it is.
-    LocalInferError, before anything is measured, if all of them in their smallest types are larger.
+    `ladder` names, for some of them, the only types they may get; one that may get none stays as it is.
+    LocalInferError if all of them in their smallest types are larger.
     """
-    tensors = prober.model.tensors
-    kept, ladders = {}, {}
-    for name, tensor in tensors.items():
-        types = fitting(tensor, (ladder or {}).get(name, LADDER)) if is_quantized_matrix(tensor) else []
-        if types:
-            ladders[name] = types
-        else:
-            kept[name] = as_it_is(tensor) if is_quantized_matrix(tensor) else keep(tensor)
-    left = budget - sum(choice.nbytes for choice in kept.values())
-    _check_smallest(sum(min(_size(tensors[n], kind) for kind in types) for n, types in ladders.items()), left)
-    bits = 8 * left / max(1, sum(math.prod(tensors[name].shape) for name in ladders))
-    probes = prober.measure({name: _probe_type(types, bits) for name, types in ladders.items()}, windows, report)
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], budget: int, ladder: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        self.tensors, self.budget = tensors, budget
+        self.kept: dict[str, Choice] = {}
+        self.ladders: dict[str, Sequence[str]] = {}
+        for name, tensor in tensors.items():
+            types = fitting(tensor, (ladder or {}).get(name, LADDER)) if is_quantized_matrix(tensor) else []
+            if types:
+                self.ladders[name] = types
+            else:
+                self.kept[name] = as_it_is(tensor) if is_quantized_matrix(tensor) else keep(tensor)
+        self._fixed = sum(choice.nbytes for choice in self.kept.values())
+        sizes = [[_size(tensors[name], kind) for kind in types] for name, types in self.ladders.items()]
+        self.most = self._fixed + sum(map(max, sizes))  # bytes, of all tensors in their largest types
+        _check_smallest(sum(map(min, sizes)), budget - self._fixed)
+
+    def probe_types(self) -> dict[str, str]:
+        """The type nearest to what each tensor will get on average: errors are most alike there."""
+        weights = sum(math.prod(self.tensors[name].shape) for name in self.ladders)
+        bits = 8 * (self.budget - self._fixed) / max(1, weights)
+        return {name: min(types, key=lambda kind: abs(_bits(kind) - bits)) for name, types in self.ladders.items()}
+
+
+def measure(prober: Prober, task: Task, windows: Windows, report: Report) -> Measured:
+    """Measures over `windows` what the decision needs."""
+    probes = prober.measure(task.probe_types(), windows, report)
     options = {}
     for number, probe in enumerate(probes):
         report.progress("computing errors", number, len(probes))
-        options[probe.tensor] = options_of(prober, probe, ladders[probe.tensor])
-    return Measured(tensors, kept, probes, options, windows)
+        options[probe.tensor] = options_of(prober, probe, task.ladders[probe.tensor])
+    return Measured(task.tensors, task.kept, probes, options, windows)
 
 
 def fit(measured: Measured, first: Mix, limit: int, size: Callable[[Mix], int]) -> Mix:
@@ -143,10 +157,9 @@ def _size(tensor: Tensor, kind: str) -> int:
     return math.prod(tensor.shape[:-1]) * TYPES[kind].row_bytes(tensor.shape[-1])
 
 
-def _probe_type(types: Sequence[str], bits: float) -> str:
-    """The type nearest to what the tensor will get on average: errors are most alike there."""
-    sizes = {kind: 8 * TYPES[kind].block_bytes / TYPES[kind].block_size for kind in types}
-    return min(types, key=lambda kind: abs(sizes[kind] - bits))
+def _bits(kind: str) -> float:
+    """Per weight."""
+    return 8 * TYPES[kind].block_bytes / TYPES[kind].block_size
 
 
 def _file_type(choices: Sequence[Choice]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from localinfer.quantize import compressed, gguf_output
 from localinfer.quantize.calibrate import DEFAULT, Known, calibration_text, is_statistics, known_from
 from localinfer.quantize.convert import GGUFJob
 from localinfer.quantize.make import Made, Product, digest, make, refuse_existing, refuse_sources
-from localinfer.quantize.mixed import Mix, bits_of, budget_of, bytes_of, fit, measure
+from localinfer.quantize.mixed import Mix, Task, bits_of, budget_of, bytes_of, fit, measure
 from localinfer.quantize.provenance import UNKNOWN_HASH, Provenance, SourceFile, room_for, width_in_json
 from localinfer.quantize.recipes import ALIASES, RECIPES, Choice, choose, find_recipe, is_quantized_matrix
 from localinfer.quantize.report import Report
@@ -67,14 +68,14 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Result:
-    """What was made; `weights` counts all of them, `types` are tensors and bytes by type."""
+    """What was made; `weights` counts all of them, `types` are tensors and bytes by type, `seconds` is all of it."""
 
     path: Path
     size: int
     weights: int
-    seconds: float
     types: dict[str, tuple[int, int]]
     provenance: Provenance
+    seconds: float = 0.0
 
     @property
     def bits_per_weight(self) -> float:
@@ -87,9 +88,12 @@ def quantize(wishes: Wishes, report: Report) -> Result:
         raise LocalInferError("say either a type or a size", "--to q4_k_m, --to 4.2bpw, or --fit 6GB")
     if wishes.source.suffix == ".safetensors":
         wishes = replace(wishes, source=wishes.source.absolute().parent)
+    started = time.monotonic()
     if wishes.to.lower() in compressed.SCHEMES:
-        return _quantize_checkpoint(wishes, wishes.to.lower(), report)
-    return _quantize_to_gguf(wishes, report)
+        result = _quantize_checkpoint(wishes, wishes.to.lower(), report)
+    else:
+        result = _quantize_to_gguf(wishes, report)
+    return replace(result, seconds=time.monotonic() - started)
 
 
 def _quantize_to_gguf(wishes: Wishes, report: Report) -> Result:
@@ -105,14 +109,19 @@ def _quantize_to_gguf(wishes: Wishes, report: Report) -> Result:
         refuse_sources(output, files)
         if is_quantized(model):
             report.say(_requantizing(wishes.source))
+        ladder = _ladder(wishes.tensors, model)
+        task = None
+        if mixed:
+            task = Task(model.tensors, _budget(wishes, limit, model), ladder)
+            if task.most < task.budget:
+                report.say(_too_generous(name, task.most, model))
         calibrate = wishes.calibrate or (DEFAULT if mixed else "")
         known = _calibrated(wishes, calibrate, model, report)
         recipe: dict[str, Any] = {"name": name}
-        ladder = _ladder(wishes.tensors, model)
         if ladder:
             recipe["tensors"] = {pattern: list(types) for pattern, types in wishes.tensors.items()}
-        if mixed:
-            found = _mix(wishes, limit, model, known, ladder, recipe, output, report)
+        if task is not None:
+            found = _mix(wishes, limit, model, known, task, recipe, output, report)
             choices, file_type = found.choices, found.file_type
             recipe |= found.recipe
         else:
@@ -142,7 +151,7 @@ def _mix(
     limit: int,
     model: ModelFile,
     known: Known,
-    ladder: Mapping[str, Sequence[str]],
+    task: Task,
     recipe: Mapping[str, Any],
     output: Path,
     report: Report,
@@ -157,16 +166,23 @@ def _mix(
     tokens = min(most, max(least, int(_PROBE_WORK / (weights_in(model) * max(1, matrices)))))
     window = min(_PROBE_WINDOW, tokens)
     windows = windows_of(load_tokenizer(model.metadata), text, window, tokens // window)
-    bits = bits_of(wishes.to)
-    budget = limit - gguf_output.layout_of(model, [], 0, "").size if bits is None else budget_of(model, bits)
     about = [str(identities(source_files(model, wishes.source))), known.describe(), list(map(list, windows.tokens))]
     with Journal(probes_path(output), digest(about), output) as journal:
         prober = Prober(model, known.of_all(model), wishes.threads, journal)
-        measured = measure(prober, budget, windows, report, ladder)
-    found = measured.mix(budget)
-    return (
-        found if bits is not None else fit(measured, found, limit, lambda mix: _size(wishes, model, known, recipe, mix))
-    )
+        measured = measure(prober, task, windows, report)
+    found = measured.mix(task.budget)
+    return fit(measured, found, limit, lambda mix: _size(wishes, model, known, recipe, mix)) if limit else found
+
+
+def _budget(wishes: Wishes, limit: int, model: ModelFile) -> int:
+    """Bytes that all tensors may take together; of a file of `limit` bytes, what the smallest header leaves."""
+    bits = bits_of(wishes.to)
+    return limit - gguf_output.layout_of(model, [], 0, "").size if bits is None else budget_of(model, bits)
+
+
+def _too_generous(name: str, most: int, model: ModelFile) -> str:
+    bits = 8 * most / weights_in(model)
+    return f"{name} is more than the largest types take: all tensors get those, {most / 1e6:.1f} MB ({bits:.2f}bpw)"
 
 
 def probes_path(output: Path) -> Path:
@@ -270,7 +286,7 @@ def _result(output: Path, made: Made, model: ModelFile, sizes: Sequence[tuple[st
     for kind, size in sizes:
         nbytes[kind] += size
     types = {kind: (tensors[kind], nbytes[kind]) for kind in tensors}
-    return Result(output, made.size, weights_in(model), made.seconds, types, made.provenance)
+    return Result(output, made.size, weights_in(model), types, made.provenance)
 
 
 def _known_recipe(name: str) -> None:

@@ -258,7 +258,7 @@ class _Comparison:
             finding = examine(pair, chunks, self._pool, more, tells_of_feedback(record, partner))
         except UnsupportedError as error:  # a type that nothing here can read
             finding = Finding(Verdict.UNPROVEN, error.message)
-        if self._wishes.share >= 1 and finding.verdict in (Verdict.CONSISTENT, Verdict.UNPROVEN):
+        if finding.verdict in (Verdict.CONSISTENT, Verdict.UNPROVEN):
             if record is not None and is_claimed(record, self._known, tensor.name, partner):
                 false = record.method
             if false:
