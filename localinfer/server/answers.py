@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from localinfer.engine.llm import LLM
-from localinfer.engine.request import TextDecoder
 from localinfer.errors import LocalInferError
 from localinfer.server.errors import invalid
 from localinfer.server.schemas.chat import ChatCompletionRequest, NamedTool
-from localinfer.text.answer_reader import AnswerReader
+from localinfer.text.answer_marks import AnswerMarks
 from localinfer.text.grammar import Grammar
 from localinfer.text.tool_grammar import call_grammar
 
-_TAIL = 16  # tokens of a prompt that may end with the mark of a thought
 
-
-class AnswerForm:
+class AnswerForm(AnswerMarks):
     """What the answers to one request may consist of. ApiError 400 for tools that the model cannot be asked to call."""
 
     def __init__(self, fields: ChatCompletionRequest, tools: Sequence[Any] | None, llm: LLM) -> None:
@@ -26,9 +22,9 @@ class AnswerForm:
         self._llm = llm
         self._fields = fields
         choice = fields.tool_choice
-        self.tools = {tool.function.name: tool.function.parameters for tool in fields.tools or ()}
         self._shown = list(tools or ()) if fields.tools and choice != "none" else None
-        self._thinking = False
+        schemas = {tool.function.name: tool.function.parameters for tool in fields.tools or ()}
+        super().__init__(llm.tokenizer, llm.reasoning_format, llm.tool_format if self._shown else None, schemas)
         if not fields.tools and choice not in (None, "none", "auto"):
             raise invalid("tool_choice: there are no tools", param="tool_choice")
         if isinstance(choice, NamedTool) and choice.function.name not in self.tools:
@@ -57,12 +53,6 @@ class AnswerForm:
         choice = self._fields.tool_choice
         return choice.function.name if isinstance(choice, NamedTool) else None
 
-    def look_at(self, prompt: Sequence[int]) -> None:
-        """The prompt may have opened a thought already."""
-        if (form := self._llm.reasoning_format) is not None:
-            tail = self._llm.tokenizer.decode(list(prompt)[-_TAIL:])
-            self._thinking = tail.rstrip().endswith(form.open)
-
     def grammar(self) -> Grammar | None:
         """What binds the answer if a call is forced. ApiError 400 if that cannot be done for this model."""
         form = self._llm.tool_format
@@ -70,53 +60,8 @@ class AnswerForm:
             return None
         tools = {self._named: self.tools[self._named]} if self._named is not None else self.tools
         several = self._named is None and self._fields.parallel_tool_calls is not False
-        thinking = self._llm.reasoning_format if self._thinking else None
+        thinking = self._llm.reasoning_format if self.thinking else None
         try:
             return call_grammar(form, tools, self._llm.tokenizer, several=several, thinking=thinking)
         except LocalInferError as error:
             raise invalid(f"tool_choice: {error.message}", param="tool_choice", code="unsupported_parameter") from error
-
-    def reader(self) -> AnswerReader:
-        """Reads one answer."""
-        calls = self._llm.tool_format if self._shown else None
-        return AnswerReader(self._llm.reasoning_format, calls, self.tools, thinking=self._thinking)
-
-    def decoder(self, skip_special: bool) -> Callable[[], TextDecoder]:
-        """Makes a decoder that shows the special tokens that marks are made of, if no other."""
-        tokenizer = self._llm.tokenizer
-        marks: list[str] = []
-        if (reasoning := self._llm.reasoning_format) is not None:
-            marks += (reasoning.open, reasoning.close)
-        if self._shown and (calls := self._llm.tool_format) is not None:
-            marks += calls.marks
-        shown = {
-            token
-            for mark in marks
-            for token in tokenizer.encode(mark, add_special=False, parse_special=True)
-            if tokenizer.is_special(token)
-        }
-        if not shown or not skip_special:
-            return lambda: tokenizer.detokenizer(skip_special=skip_special)
-        return lambda: _MarksShown(tokenizer.detokenizer(skip_special=False), tokenizer.is_special, shown)
-
-
-class _MarksShown:
-    """A decoder that passes over special tokens, but for some."""
-
-    def __init__(self, inner: TextDecoder, is_special: Callable[[int], bool], shown: set[int]) -> None:
-        self._inner = inner
-        self._is_special = is_special
-        self._shown = shown
-
-    def push(self, token: int) -> str:
-        if self._is_special(token) and token not in self._shown:
-            return ""
-        return self._inner.push(token)
-
-    def finish(self) -> str:
-        return self._inner.finish()
-
-
-def new_call_id() -> str:
-    """Unique, and of the letters and digits that every template takes (Mistral's want nine of them)."""
-    return secrets.token_hex(5)[:9]

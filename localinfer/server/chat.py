@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from localinfer.engine.request import Choice, FinishReason, Output
 from localinfer.engine.thread import Job
-from localinfer.server.answers import new_call_id
 from localinfer.server.conversation import Conversation
 from localinfer.server.errors import invalid
 from localinfer.server.generation import generate
@@ -26,6 +25,7 @@ from localinfer.server.schemas.chat import (
     ChatCompletionRequest,
     ToolCall,
 )
+from localinfer.text.answer_marks import new_call_id
 from localinfer.text.answer_reader import AnswerReader, Call, Piece, Said
 
 _encode = msgspec.json.Encoder().encode
