@@ -130,7 +130,9 @@ def test_marks_are_those_of_the_family() -> None:
         "object", "<tool_call>\n", "\n</tool_call>", between="\n"
     )
     llama = tool_format(template("meta-llama-Llama-3.2-3B-Instruct"))
-    assert llama == ToolFormat("object", "", "", arguments_key="parameters", parallel=False)
+    assert llama == ToolFormat(
+        "object", "", "", arguments_key="parameters", object_middle=', "parameters": ', parallel=False
+    )
     mistral = tool_format(template("Mistral-Small-3.2-24B-Instruct-2506"))
     assert mistral is not None
     assert (mistral.trigger, mistral.name_close) == ("[TOOL_CALLS]", "[CALL_ID]{id}[ARGS]")

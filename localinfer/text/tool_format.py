@@ -4,12 +4,14 @@ The template is rendered with an answer that calls tools, and with plain ones: w
 arguments and the reasoning are the marks that the model was trained to write. So a template that nobody has seen before
 needs no entry here. Templates that take no calls in messages, only their text, are known by marks in their source.
 
-Calls are written in one of four ways:
+Calls are written in one of six ways:
 
     object   {"name": NAME, "arguments": {...}}, between marks, or several of them in a list
+    keyed    {NAME: {...}}, the same otherwise (Apertus)
     split    NAME, a mark, and the arguments as a JSON object
     pairs    NAME, then each argument's name and value between marks (values that are not texts as JSON)
     notation NAME{key:value, ...}, texts in marks of their own (Gemma 4)
+    python   NAME(key=value, ...), values as Python has them (LFM2, Llama 4, OLMo 3)
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any, Literal
 from localinfer.errors import LocalInferError
 from localinfer.text.chat_template import ChatTemplate
 
-Style = Literal["object", "split", "pairs", "notation"]
+Style = Literal["object", "keyed", "split", "pairs", "notation", "python"]
 
 # What the probes say: texts that no template has of itself.
 _QUESTION, _ANSWER, _THOUGHT = "probe-question", "probe-answer-text", "probe-thought-text"
@@ -42,12 +44,19 @@ _TOOL = {
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """The marks around calls. A whole answer is `open`, calls with `between` in between, `close`.
+    """The marks around calls. A whole answer is `open`, calls with `between` in between, `close`; if `listed`, the
+    calls stand in a JSON (or Python) list: `open`, "[", calls with ", " in between, "]", `close`.
 
-    A call of style "object" is `call_open`, the object, `call_close`; `arguments_key` is the name of its second member.
-    Of the others it is `call_open`, the name, `name_close`, the arguments, `call_close`. `name_close` may hold an id
-    (`{id}`) or the number of the call (`{number}`). Of "pairs", each is `pair_open`, key, `pair_middle`, value,
-    `pair_close`; `empty` is what stands for `name_close` to `call_close` if there are none.
+    A call of style "object" or "keyed" is `call_open`, `object_open`, the name as a JSON text, `object_middle`, the
+    arguments as JSON, `object_close`, `call_close`. The keys of an object are `name_key` and `arguments_key`.
+    Of "split" it is `call_open`, the name, `name_close`, the arguments as JSON, `call_close`.
+    Of "pairs" it is `call_open`, the name, `name_close`, pairs, `call_close`, where each pair is `pair_open`, key,
+    `pair_middle` (or `pair_middle_json` before a value that is no text, unless that is ""), value, `pair_close`;
+    `empty` is what stands for `name_close` to `call_close` if there are no pairs.
+    Of "notation" it is `call_open`, NAME{key:value,...}, `call_close`, with `pair_middle` around each text.
+    Of "python" it is `call_open`, NAME(key=value, ...), `call_close`.
+    `name_close` and what is called `object_` may hold an id (`{id}`) or the number of the call (`{number}`).
+    A token that ends the answer is in none of them.
     """
 
     style: Style
@@ -57,33 +66,67 @@ class ToolFormat:
     close: str = ""
     between: str = ""
     name_close: str = ""
+    name_key: str = "name"
     arguments_key: str = "arguments"
+    object_open: str = '{"name": '
+    object_middle: str = ', "arguments": '
+    object_close: str = "}"
     pair_open: str = ""
     pair_middle: str = ""
+    pair_middle_json: str = ""
     pair_close: str = ""
     empty: str = ""
-    listed: bool = False  # calls stand in a JSON list
+    listed: bool = False  # calls stand in a list
     parallel: bool = True  # whether the template takes several calls in an answer
+    # gpt-oss: an answer is messages on channels; a call is one of them, in style "split", and ends the answer.
+    channels: bool = False
+    also_open: tuple[str, ...] = ()  # marks that models write before calls, though their template does not
 
     @property
     def trigger(self) -> str:
         """What an answer's text has where calls begin; "" if a call has no mark before its object."""
-        return _first_mark(self.open + self.call_open)
+        return self.call_open if self.channels else _first_mark(self.open + self.call_open)
 
     @property
     def marks(self) -> tuple[str, ...]:
         """All marks: special tokens in them are part of an answer's text."""
         found = (self.open, self.call_open, self.name_close, self.call_close, self.between, self.close, self.empty)
-        return (*found, self.pair_open, self.pair_middle, self.pair_close)
+        pairs = (self.pair_open, self.pair_middle, self.pair_middle_json, self.pair_close)
+        return (*found, *pairs, *self.also_open)
 
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """The marks around what a model thinks before it answers, without the white space inside."""
+    """The marks around what a model thinks before it answers, without the white space inside.
+
+    Behind the thought comes `after`, and then what the model says, perhaps between `answer_open` and `answer_close`, or
+    calls of tools. Of a format with `channels` (gpt-oss) a thought is a message, and so is what the model says:
+    `open`, thought, `close`, `after`, then `answer_open`, text; or a call.
+    """
 
     open: str
     close: str
+    after: str = ""
+    answer_open: str = ""
+    answer_close: str = ""
+    channels: bool = False
 
+
+HARMONY = ToolFormat(
+    "split",
+    "<|channel|>commentary to=functions.",
+    "",
+    name_close=" <|constrain|>json<|message|>",
+    parallel=False,
+    channels=True,
+)
+HARMONY_REASONING = ReasoningFormat(
+    "<|channel|>analysis<|message|>",
+    "<|end|>",
+    after="<|start|>assistant",
+    answer_open="<|channel|>final<|message|>",
+    channels=True,
+)
 
 # Source of a template that shows no calls -> what its model writes, as its makers document it.
 _KNOWN_BY_SOURCE = (
@@ -146,6 +189,7 @@ def _from_turns(template: ChatTemplate, one: str, two: str | None) -> ToolFormat
             between="" if listed else between,
             listed=listed,
             arguments_key=key["key"],
+            object_middle=f', "{key["key"]}": ',
             parallel=second is not None,
         )
     name_close = re.sub(r":\d+", ":{number}", middle.replace(_IDS[0], "{id}"))
