@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 from weakref import WeakValueDictionary
 
@@ -300,11 +300,22 @@ class LLM(Closing):
         """
         return _finished(self.stream(prompt, params, **sampling))
 
-    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None, **sampling: Any) -> TextStream:
-        """Like `generate`, piece by piece. A prompt that does not fit the context is a ContextLengthError at once."""
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        decoder: Callable[[], TextDecoder] | None = None,
+        **sampling: Any,
+    ) -> TextStream:
+        """Like `generate`, piece by piece. A prompt that does not fit the context is a ContextLengthError at once.
+
+        `decoder` makes what turns the tokens of an answer into text; without it, special tokens have none.
+        """
         ids = self.tokenize(prompt) if isinstance(prompt, str) else prompt
         chosen = _chosen(params, SamplingParams(), sampling)
-        return self._start(ids, chosen, lambda: self.tokenizer.detokenizer(skip_special=True, strip_prefix=False))
+        plain = partial(self.tokenizer.detokenizer, skip_special=True, strip_prefix=False)
+        return self._start(ids, chosen, decoder or plain)
 
     def embed(self, prompt: str | Sequence[int], *, pooling: Pooling = "mean") -> array[float]:
         """One vector (float32, not normalized) for a text or token ids: the pooled hidden states of its tokens.
