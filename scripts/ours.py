@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from localinfer import kernels, models
-from localinfer.formats.gguf import open_gguf
+from localinfer.checkpoints import open_model
 from localinfer.kernels.base import Backend, Batch, LoadConfig, Logits, MemoryPlan, TensorSource, batch_of
 from localinfer.kernels.program import Linear, Program
 
@@ -39,7 +39,7 @@ class OpenModel:
         rows: int = 1,
         block: int = BLOCK,
     ) -> None:
-        self.file = open_gguf(path)
+        self.file = open_model(path)
         self.program: Program = models.record(self.file.metadata, self.file, max(contexts))
         self.chunk = chunk
         self.rows = rows
