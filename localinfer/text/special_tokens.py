@@ -16,10 +16,30 @@ _PREFIX = "tokenizer.ggml."
 
 _END_OF_TURN = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"),
-    *("[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>"),
+    *("▁<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>"),
 )
 _END_OF_MESSAGE = ("<|eom_id|>",)
-# Fill-in-the-middle tokens that end an answer: padding, and what announces another file or repository.
+# Fill-in-the-middle tokens. These stand around a gap, by the names that models were trained with (Qwen and CodeGemma,
+# SantaCoder, StarCoder and Granite, DeepSeek, CodeLlama, GLM, Falcon, Codestral, Seed-Coder).
+_FIM_PREFIX = (
+    *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"),
+    *("<|prefix|>", "[PREFIX]", "<[fim-prefix]>"),
+)
+_FIM_SUFFIX = (
+    *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"),
+    *("<|suffix|>", "[SUFFIX]", "<[fim-suffix]>"),
+)
+_FIM_MIDDLE = (
+    *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"),
+    *("<|middle|>", "[MIDDLE]", "<[fim-middle]>"),
+)
+# What stands in front of the name of a file or a repository, beside what also ends every answer.
+_FIM_FILE_NAME = ("<file_sep>", "<|file_separator|>", "<filename>")
+_FIM_REPOSITORY_NAME = ("<repo_name>",)
+# Trained with the suffix first: these, and the Mellum models, whose tokens are StarCoder's.
+_SUFFIX_FIRST = ("[PREFIX]", "<[fim-prefix]>")
+_NO_MIDDLE = "[PREFIX]"  # Codestral's answer follows the prefix itself
+# Those that end an answer: padding, and what announces another file or repository.
 _FIM_PAD = ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]")
 _FIM_REPOSITORY = ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>")
 _FIM_FILE = ("<|file_sep|>",)
@@ -31,6 +51,27 @@ _STOP = (
 )
 # These end an answer only if the file itself types them as special: elsewhere they may be plain text.
 _STOP_IF_TYPED = ("</s>", "<eos>")
+
+
+class FillInIds(NamedTuple):
+    """Ids of the tokens around a gap that is to be filled in (Bavarian et al. 2022, arXiv:2207.14255).
+
+    `middle` comes last, before the answer; None where nothing does. `repository` stands in front of a project's name,
+    `file` in front of a file's. `suffix_first` says in which order the model saw the two sides.
+    """
+
+    prefix: int
+    suffix: int
+    middle: int | None
+    repository: int | None
+    file: int | None
+    suffix_first: bool
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        """All of them: none can be part of an answer."""
+        found = (self.prefix, self.suffix, self.middle, self.repository, self.file)
+        return tuple(token_id for token_id in found if token_id is not None)
 
 
 class SpecialIds(NamedTuple):
@@ -45,6 +86,7 @@ class SpecialIds(NamedTuple):
     pad: int | None
     mask: int | None
     stop: frozenset[int]
+    fill_in: FillInIds | None
 
 
 def find_special_ids(
@@ -76,15 +118,36 @@ def find_special_ids(
         token_id = vocabulary.find(text)
         return token_id is not None and vocabulary.type(token_id) != NORMAL
 
+    def typed(texts: tuple[str, ...]) -> int | None:
+        return next(iter(by_text(tuple(text for text in texts if is_typed(text)))), None)
+
     def either(key: str, texts: tuple[str, ...]) -> int | None:
         token_id = named(key)
         return token_id if token_id is not None else next(iter(by_text(texts)), None)
 
+    def fill_in(repository: int | None, file: int | None) -> FillInIds | None:
+        sides = []
+        for name, texts in (("prefix", _FIM_PREFIX), ("suffix", _FIM_SUFFIX), ("middle", _FIM_MIDDLE)):
+            token_id = named(f"fim_{name[:3]}_token_id")
+            sides.append(token_id if token_id is not None else either(f"{name}_token_id", texts))  # the older key
+        prefix, suffix, middle = sides
+        if prefix is None or suffix is None:
+            return None
+        spelled = vocabulary.tokens[prefix]
+        if spelled == _NO_MIDDLE:
+            middle = None
+        elif middle is None:
+            return None
+        file = typed(_FIM_FILE_NAME) if file is None else file
+        repository = typed(_FIM_REPOSITORY_NAME) if repository is None else repository
+        mellum = "mellum" in data.get_str("general.name", "").lower()
+        return FillInIds(prefix, suffix, middle, repository, file, spelled in _SUFFIX_FIRST or mellum)
+
     bos, eos = named("bos_token_id", "bos"), named("eos_token_id", "eos")
     eot, eom = either("eot_token_id", _END_OF_TURN), either("eom_token_id", _END_OF_MESSAGE)
+    repository, file = either("fim_rep_token_id", _FIM_REPOSITORY), either("fim_sep_token_id", _FIM_FILE)
     stop = {
-        *(either("fim_pad_token_id", _FIM_PAD), either("fim_rep_token_id", _FIM_REPOSITORY)),
-        *(either("fim_sep_token_id", _FIM_FILE), eos, eot, eom),
+        *(either("fim_pad_token_id", _FIM_PAD), repository, file, eos, eot, eom),
         *by_text(_STOP),
         *by_text(tuple(text for text in _STOP_IF_TYPED if not has_types or is_typed(text))),
         *_ids(data, "stop_ids", vocabulary),
@@ -100,6 +163,7 @@ def find_special_ids(
         pad=named("padding_token_id", "pad"),
         mask=named("mask_token_id", "mask"),
         stop=frozenset(t for t in stop if t is not None),
+        fill_in=fill_in(repository, file),
     )
     return ids, notes
 

@@ -54,6 +54,7 @@ class Tokenizer:
         self.eot_id, self.eom_id = special.eot, special.eom
         self.unk_id, self.sep_id, self.pad_id, self.mask_id = special.unk, special.sep, special.pad, special.mask
         self.stop_ids = special.stop
+        self.fill_in = special.fill_in  # None: the model was not trained to fill gaps in
         self.add_bos, self.add_eos = add_bos, add_eos
         self.space_prefix = space_prefix  # encoding puts a space in front, decoding takes it away
         self._compose = compose  # text is brought into Unicode's composed form (NFC) first
