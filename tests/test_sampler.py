@@ -364,7 +364,8 @@ def test_token_ids_outside_the_vocabulary_are_an_error(bad: int) -> None:
 
 
 def test_the_reserved_memory_is_known() -> None:
-    assert 262144 * 30 < sampler_bytes(262144) < 262144 * 50
+    assert 262144 * 30 < sampler_bytes(262144, 0) < 262144 * 50
+    assert sampler_bytes(262144, 8192) == sampler_bytes(262144, 0) + 4 * 8192
 
 
 @pytest.mark.parametrize(

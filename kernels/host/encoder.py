@@ -100,6 +100,7 @@ def _library() -> ctypes.CDLL:
         "li_encode": (i64, [pointer, text, u64, pointer, i32, pointer, text, u64]),
         "li_split": (i64, [pointer, i32, text, u64, pointer]),
         "li_free": (None, [pointer]),
+        "li_meeting": (i64, [pointer, text, u64, pointer, i64]),
         "li_decode": (i64, [pointer, pointer, i64, i32, pointer, u64]),
     }
     for name, (result, arguments) in signatures.items():
@@ -249,3 +250,18 @@ class NativeEncoder:
             if size <= capacity:
                 return bytes(buffer[:size])
             capacity = size
+
+    def meeting(self, text: bytes) -> array[int]:
+        """Pairs of a token that holds `text`, or ends with the beginning of it, and how many of its bytes it has.
+
+        `array("i")`, tokens ascending; those that hold it are named for all of it, others for each beginning.
+        """
+        capacity = len(self._keep[0])
+        while True:
+            found = array("i", bytes(8 * capacity))
+            count = _library().li_meeting(self._handle, text, len(text), found.buffer_info()[0], capacity)
+            if count < 0:
+                raise MemoryError("no memory to look at the tokens")
+            if count <= capacity:
+                return found[: 2 * count]
+            capacity = count

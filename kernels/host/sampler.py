@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ _DAMAGED = (
     "the model file may be damaged, or its weights may overflow; `localinfer pull NAME --verify` checks a file "
     "that was pulled"
 )
-_ADJUSTED = f"the penalties may be too large, or the bias; or {_DAMAGED}"
+_ADJUSTED = f"penalties may be too large, or a bias, or a logits processor wrote it; or {_DAMAGED}"
 _LARGEST = 2**31 - 1
 
 Ranked = tuple[tuple[int, float], ...]  # tokens in rank order, and the log probability of each
@@ -32,12 +33,14 @@ def _library() -> ctypes.CDLL:
     pointer, i32, i64, u32, u64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint32, ctypes.c_uint64
     draw = ctypes.POINTER(Draw)
     signatures: dict[str, tuple[Any, list[Any]]] = {
-        "li_sampler_bytes": (i64, [i32]),
-        "li_sampler_create": (pointer, [i32]),
+        "li_sampler_bytes": (i64, [i32, i32]),
+        "li_sampler_create": (pointer, [i32, i32]),
         "li_sampler_destroy": (None, [pointer]),
         "li_sampler_kept": (i32, [pointer, pointer, pointer, i32]),
         "li_philox": (None, [pointer, u32, u32]),
-        "li_uniform": (ctypes.c_double, [u64, u64, u32]),
+        "li_uniform": (ctypes.c_double, [u64, u64, u32, u32]),
+        "li_log": (ctypes.c_double, [ctypes.c_double]),
+        "li_exp": (ctypes.c_double, [ctypes.c_double]),
         "li_sample": (i32, [pointer, pointer, draw, pointer, i32, pointer, pointer, pointer]),
         "li_log_probabilities": (i32, [pointer, pointer, i32, pointer, i32, pointer, pointer]),
         "li_candidates": (i32, [pointer, pointer, draw, i32, pointer, pointer]),
@@ -48,14 +51,17 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def sampler_bytes(vocab_size: int) -> int:
+def sampler_bytes(vocab_size: int, longest: int) -> int:
     """Memory that a NativeSampler reserves."""
-    return int(_library().li_sampler_bytes(vocab_size))
+    return int(_library().li_sampler_bytes(vocab_size, longest))
 
 
-def uniform(seed: int, position: int, choice: int = 0) -> float:
-    """The number in [0, 1) that decides the draw at a position of one of several answers."""
-    return float(_library().li_uniform(seed, position, choice))
+def uniform(seed: int, position: int, choice: int = 0, purpose: int = 0) -> float:
+    """The number in [0, 1) that decides something at a position of one of several answers.
+
+    `purpose` 0 is which token is drawn, 1 whether XTC excludes any.
+    """
+    return float(_library().li_uniform(seed, position, choice, purpose))
 
 
 class _Tokens(ctypes.Structure):
@@ -66,11 +72,43 @@ class _Tokens(ctypes.Structure):
         self.count = len(ids) if ids else 0
 
 
+class Breakers:
+    """Sequences of tokens that no repetition reaches across: `pairs` of the token that one begins with, and the others.
+
+    As native/sampler_repetition.h has them.
+    """
+
+    def __init__(self, vocab_size: int, pairs: Iterable[tuple[int, tuple[int, ...]]]) -> None:
+        self.first = array("I", bytes(4 * -(-vocab_size // 32)))
+        self.tails = array("i", [0])
+        begins: dict[tuple[int, ...], int] = {(): 0}
+        found = set()
+        for token, tail in pairs:
+            if tail not in begins:
+                begins[tail] = len(self.tails)
+                self.tails.append(len(tail))
+                self.tails.extend(tail)
+            found.add((token, begins[tail]))
+            self.first[token // 32] |= 1 << token % 32
+        self.pairs = array("i", [number for pair in sorted(found) for number in pair])
+
+
+class _Breakers(ctypes.Structure):
+    _fields_ = (
+        ("first", ctypes.c_void_p),
+        ("pairs", ctypes.c_void_p),
+        ("pair_count", ctypes.c_int32),
+        ("tails", ctypes.c_void_p),
+        ("tail_count", ctypes.c_int32),
+    )
+
+
 class Draw(ctypes.Structure):
     """Everything that a draw depends on beside the logits; made once for many draws.
 
     The parameters mean what SamplingParams says. `bias` are token ids (`array("i")`) and what is added to the logit of
-    each (`array("f")`). `choice` tells the answers to one request apart.
+    each (`array("f")`). `choice` tells the answers to one request apart. `mirostat_mu` is what Mirostat has learned of
+    the answer so far; a draw leaves it as it is until `accept` says that its token is part of the answer.
     """
 
     _fields_ = (
@@ -91,6 +129,21 @@ class Draw(ctypes.Structure):
         ("_biased", _Tokens),
         ("_bias", ctypes.c_void_p),
         ("_allowed", ctypes.c_void_p),
+        ("top_n_sigma", ctypes.c_double),
+        ("dynatemp_range", ctypes.c_double),
+        ("dynatemp_exponent", ctypes.c_double),
+        ("xtc_probability", ctypes.c_double),
+        ("xtc_threshold", ctypes.c_double),
+        ("mirostat", ctypes.c_int32),
+        ("mirostat_tau", ctypes.c_double),
+        ("mirostat_eta", ctypes.c_double),
+        ("mirostat_mu", ctypes.c_double),
+        ("_mirostat_next_mu", ctypes.c_double),
+        ("dry_multiplier", ctypes.c_double),
+        ("dry_base", ctypes.c_double),
+        ("dry_allowed_length", ctypes.c_int32),
+        ("_dry_text", _Tokens),
+        ("_dry_breakers", _Breakers),
     )
 
     def __init__(
@@ -107,6 +160,18 @@ class Draw(ctypes.Structure):
         seed: int = 0,
         position: int = 0,
         choice: int = 0,
+        top_n_sigma: float = 0.0,
+        dynatemp_range: float = 0.0,
+        dynatemp_exponent: float = 1.0,
+        xtc_probability: float = 0.0,
+        xtc_threshold: float = 0.1,
+        mirostat: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        dry_multiplier: float = 0.0,
+        dry_base: float = 1.75,
+        dry_allowed_length: int = 2,
+        dry_breakers: Breakers | None = None,
         bias: tuple[array[int], array[float]] | None = None,
         banned: array[int] | None = None,
         seen: array[int] | None = None,
@@ -124,8 +189,26 @@ class Draw(ctypes.Structure):
             choice,
             seed,
             position,
+            top_n_sigma=top_n_sigma,
+            dynatemp_range=dynatemp_range,
+            dynatemp_exponent=dynatemp_exponent,
+            xtc_probability=xtc_probability,
+            xtc_threshold=xtc_threshold,
+            mirostat=mirostat,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            mirostat_mu=2 * mirostat_tau,
+            dry_multiplier=dry_multiplier,
+            dry_base=dry_base,
+            dry_allowed_length=min(dry_allowed_length, _LARGEST),
         )
         self.adjusts = bool(bias) or (repetition_penalty, presence_penalty, frequency_penalty) != (1, 0, 0)
+        if dry_breakers:
+            self._keep_breakers = dry_breakers
+            pairs, pair_numbers = dry_breakers.pairs.buffer_info()
+            self._dry_breakers = _Breakers(
+                dry_breakers.first.buffer_info()[0], pairs, pair_numbers // 2, *dry_breakers.tails.buffer_info()
+            )
         if bias:
             self._keep_bias = bias
             self._biased.show(bias[0])
@@ -152,6 +235,16 @@ class Draw(ctypes.Structure):
         self._seen.show(tokens)
         self._from_prompt = from_prompt
 
+    def look_back(self, tokens: array[int] | None) -> None:
+        """Where DRY looks for repetitions (`array("i")`): the end of the text so far. None turns it off."""
+        self._keep_dry_text = tokens
+        self._dry_text.show(tokens)
+
+    def accept(self) -> None:
+        """The token drawn last stays: Mirostat learns from it."""
+        if self.mirostat:
+            self.mirostat_mu = self._mirostat_next_mu
+
 
 class Drawn(NamedTuple):
     """A token, and if it was asked for its log probability and those of the tokens that rank first."""
@@ -164,14 +257,16 @@ class Drawn(NamedTuple):
 class NativeSampler:
     """Draws tokens from rows of `vocab_size` logits. All memory is reserved here; not re-entrant.
 
+    DRY looks at `longest` tokens at most.
+
     `logits` is the address of `vocab_size` floats, which stay as they are. Log probabilities are the log softmax of
     the logits; tokens are ranked by (logit descending, id ascending). LocalInferError if the logits hold NaN or +inf,
     or if no token can be drawn.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, longest: int = 0) -> None:
         self.vocab_size = vocab_size
-        self._handle = _library().li_sampler_create(vocab_size)
+        self._handle = _library().li_sampler_create(vocab_size, longest)
         if not self._handle:
             raise LocalInferError(f"no memory for a sampler of {vocab_size} tokens")
         self._logprob, self._found = ctypes.c_double(), ctypes.c_int32()

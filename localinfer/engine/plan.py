@@ -119,7 +119,7 @@ def make_plan(file: ModelFile, backend: Backend, wishes: Wishes, draft: ModelFil
         program = record(file.metadata, file, context)
         refuse_unused(program, file.tensors)
         config = load_config(wishes, context)
-        reserved = backend.plan(program, file, config).parts | {"sampler": sampler_bytes(program.vocab_size)}
+        reserved = backend.plan(program, file, config).parts | {"sampler": sampler_bytes(program.vocab_size, context)}
         file.drop_pages()  # loading does the same when it has read them
         drafting = None
         if draft:
@@ -134,7 +134,7 @@ def make_plan(file: ModelFile, backend: Backend, wishes: Wishes, draft: ModelFil
         config = replace(config, max_rows=config.max_sequences)
         parts = backend.plan(program, draft, config).parts
         draft.drop_pages()
-        return DraftPlan(program, config), parts | {"sampler": sampler_bytes(program.vocab_size)}
+        return DraftPlan(program, config), parts | {"sampler": sampler_bytes(program.vocab_size, context)}
 
     if wishes.context is not None:
         plan = plan_for(wishes, wishes.context)

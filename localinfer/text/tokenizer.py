@@ -7,7 +7,7 @@ one kind of tokenizer to the next: which model, which flags, which tokens are sp
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -122,6 +122,11 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for; of a control token, its name."""
         return self._encoder.decode((token_id,))
+
+    def meeting(self, text: bytes) -> Iterator[tuple[int, int]]:
+        """The tokens that hold a text, or end with its beginning, ascending; and how many of its bytes each has."""
+        found = self._encoder.meeting(text)
+        return zip(found[::2], found[1::2], strict=True)
 
     def token_id(self, text: str) -> int | None:
         """The id of the token that is spelled exactly so in the vocabulary."""

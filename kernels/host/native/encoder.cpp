@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <new>
+#include <string_view>
 
 namespace li {
 namespace {
@@ -255,6 +256,38 @@ LI_API int64_t li_decode(const void* encoder, const int32_t* ids, int64_t count,
     }
     std::memcpy(out, text.data(), std::min<uint64_t>(text.size(), capacity));
     return static_cast<int64_t>(text.size());
+} catch (const std::bad_alloc&) {
+    return -2;
+}
+
+// The tokens that hold `text`, or that end with the beginning of it: fills at most `capacity` pairs [capacity, 2] of an
+// id and how many bytes of the text the token has, ascending, and returns how many there are; -2 if there is no memory.
+LI_API int64_t li_meeting(const void* encoder, const uint8_t* text, uint64_t size, int32_t* pairs,
+                          int64_t capacity) try {
+    const auto e = static_cast<const li::Encoder*>(encoder);
+    const std::string_view wanted(reinterpret_cast<const char*>(text), size);
+    int64_t count = 0;
+    const auto add = [&](int32_t id, uint64_t bytes) {
+        if (count < capacity) {
+            pairs[2 * count] = id;
+            pairs[2 * count + 1] = static_cast<int32_t>(bytes);
+        }
+        count++;
+    };
+    std::string piece;
+    for (int32_t id = 0; size > 0 && id < e->vocabulary().size(); id++) {
+        piece.clear();
+        e->append_piece(id, piece);
+        const std::string_view found(piece);
+        if (found.find(wanted) != found.npos) {
+            add(id, size);
+            continue;
+        }
+        for (uint64_t bytes = 1; bytes < size && bytes <= found.size(); bytes++)
+            if (found.substr(found.size() - bytes) == wanted.substr(0, bytes))
+                add(id, bytes);
+    }
+    return count;
 } catch (const std::bad_alloc&) {
     return -2;
 }

@@ -6,85 +6,30 @@
 // Candidates stay in ascending id throughout. Sums are taken in a fixed order, so a result is a function of the row and
 // of what `Draw` names alone, on every machine.
 #include "api.h"
+#include "sampler_numbers.h"
+#include "sampler_repetition.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <new>
+#include <numeric>
+
+using namespace li;
 
 namespace {
 
 constexpr int kBlock = 64;     // tokens whose maximum (and sum of weights) is kept
 constexpr int kBuckets = 1024; // of a histogram
 constexpr int kSortable = 256; // candidates that are simply sorted
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int kZipf = 100;     // tokens from which Mirostat estimates how fast probabilities fall
+constexpr double kLeastTemperature = 1e-9;
+constexpr double kLargestPenalty = 1e30; // of DRY: no logit comes near it, and float holds it
 
 enum Error : int32_t { kNan = -1, kNothing = -2, kArgument = -3, kTooLarge = -4 };
-
-uint32_t bits_of(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-float float_of(uint32_t bits) {
-    float x;
-    std::memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-// e^x for x <= 0 within 2 ulp, 0 below -87 (such a token, 1e-38 times as likely as the likeliest, is never drawn).
-// Without branches, so that the compiler vectorizes it, and with written arithmetic only: the same bits everywhere.
-float exp_negative(float x) {
-    const uint32_t magnitude = bits_of(x) & 0x7FFFFFFF;
-    const uint32_t in_range = 0u - uint32_t(int32_t(magnitude) <= 0x42AE0000); // all ones if |x| <= 87
-    const float z = float_of((magnitude & in_range) | 0x80000000);
-    const float magic = 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer
-    const float shifted = z * 1.44269504f + magic;
-    const float n = shifted - magic;
-    const float r = (z - n * 0.693359375f) + n * 2.12194440e-4f; // ln 2 in two parts
-    float p = 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    // Times 2^n: the low bits of `shifted` are n.
-    return float_of((bits_of(p) + (bits_of(shifted) << 23)) & in_range);
-}
-
-// Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3").
-void philox(uint32_t counter[4], uint32_t key0, uint32_t key1) {
-    for (int round = 0; round < 10; ++round) {
-        const uint64_t a = uint64_t{0xD2511F53} * counter[0];
-        const uint64_t b = uint64_t{0xCD9E8D57} * counter[2];
-        const uint32_t next0 = uint32_t(b >> 32) ^ counter[1] ^ key0;
-        const uint32_t next2 = uint32_t(a >> 32) ^ counter[3] ^ key1;
-        counter[1] = uint32_t(b);
-        counter[3] = uint32_t(a);
-        counter[0] = next0;
-        counter[2] = next2;
-        key0 += 0x9E3779B9;
-        key1 += 0xBB67AE85;
-    }
-}
-
-// The draw at a position of one of several answers: uniform in [0, 1), 53 bits, a function of these numbers alone.
-double uniform(uint64_t seed, uint64_t position, uint32_t choice) {
-    uint32_t counter[4] = {uint32_t(position), uint32_t(position >> 32), choice, 0};
-    philox(counter, uint32_t(seed), uint32_t(seed >> 32));
-    return double((uint64_t{counter[0]} << 21) ^ (counter[1] >> 11)) * 0x1p-53;
-}
-
-struct Tokens {
-    const int32_t* ids;
-    int32_t count;
-};
 
 // Everything that a draw depends on beside the logits. Mirrored by `Draw` in ../sampler.py.
 struct Draw {
@@ -100,6 +45,16 @@ struct Draw {
     Tokens biased;       // ids, ...
     const float* bias;   // ... and what is added to the logit of each
     const uint32_t* allowed; // a bit per token of the vocabulary, the lowest first: what may be drawn; null: all
+    double top_n_sigma;
+    double dynatemp_range, dynatemp_exponent;
+    double xtc_probability, xtc_threshold;
+    int32_t mirostat; // which of the two; 0: neither
+    double mirostat_tau, mirostat_eta;
+    double mirostat_mu, mirostat_next_mu; // as it is, and out: as it is once the drawn token is accepted
+    double dry_multiplier, dry_base;
+    int32_t dry_allowed_length;
+    Tokens dry_text; // where DRY looks for repetitions; its end is the end of the text
+    Breakers dry_breakers;
 };
 
 bool well_formed(const Tokens& t) { return t.count >= 0 && (t.count == 0 || t.ids != nullptr); }
@@ -126,40 +81,40 @@ template <class T> Array<T> zeroed(int32_t count) {
 
 class Sampler {
 public:
-    explicit Sampler(int32_t vocab)
-        : vocab_(vocab), blocks_((vocab + kBlock - 1) / kBlock), row_(zeroed<float>(vocab)), x_(zeroed<float>(vocab)),
+    // `longest` is how many tokens DRY looks at, at most.
+    Sampler(int32_t vocab, int32_t longest)
+        : vocab_(vocab), longest_(longest), blocks_((vocab + kBlock - 1) / kBlock), row_(zeroed<float>(vocab)), x_(zeroed<float>(vocab)),
           weight_(zeroed<float>(vocab)), id_(zeroed<int32_t>(vocab)), cut_(zeroed<Candidate>(vocab)),
           occurrences_(zeroed<int32_t>(vocab)), answered_(zeroed<int32_t>(vocab)), block_max_(zeroed<float>(2 * blocks_)),
-          block_sum_(zeroed<double>(blocks_)) {}
+          block_sum_(zeroed<double>(blocks_)), lengths_(zeroed<int32_t>(longest)) {}
 
     int32_t vocab() const { return vocab_; }
 
-    static int64_t bytes(int32_t vocab) {
+    static int64_t bytes(int32_t vocab, int32_t longest) {
         const int64_t blocks = (int64_t{vocab} + kBlock - 1) / kBlock;
-        return int64_t{vocab} * (6 * 4 + int64_t{sizeof(Candidate)}) + blocks * (2 * 4 + 8) + int64_t{sizeof(Sampler)};
+        return int64_t{vocab} * (6 * 4 + int64_t{sizeof(Candidate)}) + blocks * (2 * 4 + 8) + int64_t{longest} * 4 +
+               int64_t{sizeof(Sampler)};
     }
 
-    int32_t sample(const float* logits, const Draw& p) {
+    int32_t sample(const float* logits, Draw& p) {
         kept_ = 0;
+        p.mirostat_next_mu = p.mirostat_mu;
         const float* row = adjusted(logits, p);
         if (row == nullptr) return kArgument;
         float max;
         if (const int32_t error = scan(row, &max)) return error;
         if (p.temperature == 0) return argmax(row, max);
-        if (p.top_k > 0 && p.top_k < vocab_) {
-            gather_top(row, p.top_k);
-        } else {
-            for (int32_t i = 0; i < vocab_; ++i) id_[i] = i;
-            std::copy_n(row, vocab_, x_.get());
-            kept_ = vocab_;
-        }
-        // exp((logit - max) / temperature): the difference first, so that no temperature overflows.
-        for (int32_t i = 0; i < kept_; ++i) x_[i] = (x_[i] - max) / p.temperature;
-        for (int32_t i = 0; i < kept_; ++i) weight_[i] = exp_negative(x_[i]);
+        if (p.mirostat != 0) return draw_mirostat(row, max, p);
+        gather(row, p.top_k);
+        if (p.top_n_sigma > 0) keep_above(max - p.top_n_sigma * deviation_);
+        weigh(max, p.dynatemp_range > 0 ? dynamic_temperature(max, p) : p.temperature);
         if (p.typical_p < 1) keep_typical(p.typical_p);
         if (p.top_p < 1) keep_top_p(p.top_p);
         if (p.min_p > 0) keep_min_p(p.min_p);
-        return draw(uniform(p.seed, p.position, p.choice));
+        if (p.xtc_probability > 0 && uniform(p.seed, p.position, p.choice, kExclusion) < p.xtc_probability) {
+            exclude_top(p.xtc_threshold);
+        }
+        return token(draw(uniform(p.seed, p.position, p.choice, kToken)));
     }
 
     // log softmax of the row as it came: of `token`, and of the `count` tokens that rank first.
@@ -203,11 +158,17 @@ private:
 
     // The row with bias, penalties, bans and what a grammar allows; null if a token id is out of range.
     const float* adjusted(const float* logits, const Draw& p) {
-        if (!inside(p.seen) || !inside(p.banned) || !inside(p.biased)) return nullptr;
-        if (p.seen.count == 0 && p.banned.count == 0 && p.biased.count == 0 && p.allowed == nullptr) return logits;
+        if (!inside(p.seen) || !inside(p.banned) || !inside(p.biased) || !inside(p.dry_text)) return nullptr;
+        if (p.seen.count == 0 && p.banned.count == 0 && p.biased.count == 0 && p.allowed == nullptr &&
+            p.dry_text.count == 0) {
+            if (p.top_n_sigma > 0) deviation_ = deviation(logits);
+            return logits;
+        }
         std::copy_n(logits, vocab_, row_.get());
         for (int32_t i = 0; i < p.biased.count; ++i) row_[p.biased.ids[i]] += p.bias[i];
         penalize(p);
+        if (p.dry_text.count > 0) penalize_repetition(p);
+        if (p.top_n_sigma > 0) deviation_ = deviation(row_.get()); // of all logits, also those of what is forbidden here
         for (int32_t i = 0; i < p.banned.count; ++i) row_[p.banned.ids[i]] = -kInfinity;
         if (p.allowed != nullptr) forbid_others(p.allowed);
         return row_.get();
@@ -244,6 +205,57 @@ private:
         }
     }
 
+    // DRY (p-e-w 2024, https://github.com/oobabooga/text-generation-webui/pull/5677): a token with which the text would
+    // go on as it went on before, for longer than is allowed, becomes the less likely the longer that is.
+    void penalize_repetition(const Draw& p) {
+        const FromEnd text{p.dry_text.ids + p.dry_text.count, std::min(p.dry_text.count, longest_)};
+        const int32_t most = unbroken(text, p.dry_breakers);
+        if (most < p.dry_allowed_length) return;
+        repeated(text, lengths_.get());
+        const auto found = [&](int32_t k) { return std::min(lengths_[k], most); };
+        for (int32_t k = 1; k < text.count; ++k) {
+            if (found(k) < p.dry_allowed_length) continue;
+            int32_t& longest = occurrences_[text[k - 1]]; // and one more, so that 0 is none
+            longest = std::max(longest, found(k) + 1);
+        }
+        for (int32_t k = 1; k < text.count; ++k) {
+            const int32_t token = text[k - 1], longest = occurrences_[token] - 1;
+            if (longest < 0) continue;
+            occurrences_[token] = 0;
+            if (p.dry_breakers.is_one(token)) continue;
+            row_[token] -= float(std::min(p.dry_multiplier * power(p.dry_base, longest - p.dry_allowed_length),
+                                          kLargestPenalty));
+        }
+    }
+
+    static double power(double base, int32_t exponent) {
+        double result = 1;
+        for (; exponent > 0; exponent /= 2, base *= base) {
+            if (exponent % 2 == 1) result *= base;
+        }
+        return result;
+    }
+
+    // The standard deviation of the logits that are above -inf.
+    double deviation(const float* row) {
+        const auto mean_of = [&](auto value) {
+            double lane[8] = {}, count[8] = {};
+            for (int32_t i = 0; i < vocab_; ++i) {
+                const bool real = row[i] > -kInfinity;
+                lane[i % 8] += real ? value(row[i]) : 0;
+                count[i % 8] += real;
+            }
+            double total = 0, of = 0;
+            for (int j = 0; j < 8; ++j) {
+                total += lane[j];
+                of += count[j];
+            }
+            return of > 0 ? total / of : 0;
+        };
+        const double mean = mean_of([](float x) { return double(x); });
+        return std::sqrt(mean_of([&](float x) { return (x - mean) * (x - mean); }));
+    }
+
     // Maxima of the blocks and of the row.
     int32_t scan(const float* row, float* max) {
         uint32_t nan = 0;
@@ -278,6 +290,26 @@ private:
         weight_[0] = 1;
         kept_ = 1;
         return token;
+    }
+
+    // The k tokens that rank first (0: all) become the candidates.
+    void gather(const float* row, int32_t k) {
+        kept_ = 0;
+        if (k > 0 && k < vocab_) {
+            gather_top(row, k);
+        } else {
+            std::iota(id_.get(), id_.get() + vocab_, 0);
+            std::copy_n(row, vocab_, x_.get());
+            kept_ = vocab_;
+        }
+    }
+
+    // From logits to exp((logit - max) / temperature): the difference first, so that no temperature overflows.
+    void weigh(float max, float temperature) {
+        const int32_t count = kept_;
+        float *x = x_.get(), *weight = weight_.get();
+        for (int32_t i = 0; i < count; ++i) x[i] = (x[i] - max) / temperature;
+        for (int32_t i = 0; i < count; ++i) weight[i] = exp_negative(x[i]);
     }
 
     // What the k tokens that rank first all reach: at least k tokens reach the k-th largest block maximum.
@@ -365,6 +397,81 @@ private:
         compress([&](int32_t i) { return weight_[i] >= floor; });
     }
 
+    // Top-n-sigma (Tang et al. 2024, arXiv:2411.07641), of candidates that are logits still.
+    void keep_above(double floor) {
+        compress([&](int32_t i) { return !(x_[i] < floor); });
+    }
+
+    // The temperature between two, by how undecided the candidates (logits still) are: their entropy, against that of
+    // as many equally likely ones.
+    float dynamic_temperature(float max, const Draw& p) {
+        int32_t count = 0;
+        double total = 0, product = 0;
+        for (int32_t i = 0; i < kept_; ++i) {
+            const double weight = exp_negative(x_[i] - max);
+            count += x_[i] > -kInfinity;
+            total += weight;
+            product += weight > 0 ? weight * (x_[i] - max) : 0;
+        }
+        const double entropy = log_of(total) - product / total;
+        const double share = count > 1 ? std::min(1.0, std::max(0.0, entropy / log_of(count))) : 0;
+        const double least = std::max(0.0, p.temperature - p.dynatemp_range), most = p.temperature + p.dynatemp_range;
+        return float(std::max(kLeastTemperature,
+                              least + (most - least) * power_of_share(share, p.dynatemp_exponent)));
+    }
+
+    // XTC (p-e-w 2024, https://github.com/oobabooga/text-generation-webui/pull/6335): of the tokens that reach the
+    // threshold only the one that ranks last stays, if there are several.
+    void exclude_top(double threshold) {
+        const double floor = threshold * sum(weight_.get(), kept_);
+        const auto reaches = [&](int32_t i) { return weight_[i] > 0 && weight_[i] >= floor; };
+        int32_t last = -1;
+        for (int32_t i = 0; i < kept_; ++i) {
+            if (reaches(i) && (last < 0 || x_[i] <= x_[last])) last = i;
+        }
+        const int32_t chosen = last < 0 ? -1 : id_[last];
+        compress([&](int32_t i) { return !reaches(i) || id_[i] == chosen; });
+    }
+
+    // Mirostat (Basu et al. 2021, arXiv:2007.14966): the cut follows from how surprising the tokens before were.
+    int32_t draw_mirostat(const float* row, float max, Draw& p) {
+        gather(row, p.mirostat == 1 ? mirostat_top_k(row, p) : 0);
+        weigh(max, p.temperature);
+        if (p.mirostat == 2) {
+            const double floor = sum(weight_.get(), kept_) * exp_of(-p.mirostat_mu * kLog2);
+            if (floor <= *std::max_element(weight_.get(), weight_.get() + kept_)) {
+                compress([&](int32_t i) { return weight_[i] >= floor; });
+            } else { // even the likeliest is more surprising
+                gather(row, 1);
+                weigh(max, p.temperature);
+            }
+        }
+        const int32_t chosen = draw(uniform(p.seed, p.position, p.choice, kToken));
+        if (chosen < 0) return chosen;
+        const double surprise = -log_of(weight_[chosen] / sum(weight_.get(), kept_)) / kLog2;
+        p.mirostat_next_mu = p.mirostat_mu - p.mirostat_eta * (surprise - p.mirostat_tau);
+        return token(chosen);
+    }
+
+    // The k whose draw surprises by mu, if probabilities fall as i^-s with the rank i (Zipf's law). s is the slope of
+    // the first probabilities' logarithms, by least squares. As e = s - 1 becomes 0, (1 - N^-e) / e becomes ln N.
+    int32_t mirostat_top_k(const float* row, const Draw& p) {
+        int32_t ids[kZipf];
+        double logits[kZipf];
+        const int32_t count = rank(row, 0, std::min(kZipf, vocab_), ids, logits);
+        double product = 0, square = 0;
+        for (int32_t i = 0; i + 1 < count; ++i) {
+            const double t = log_of((i + 2.0) / (i + 1.0));
+            product += t * ((logits[i] - logits[i + 1]) / p.temperature);
+            square += t * t;
+        }
+        if (count < 2) return 1;
+        const double s = product / square, e = s - 1, log_count = log_of(vocab_);
+        const double share = std::fabs(e) < 1e-6 ? log_count : (1 - exp_of(-e * log_count)) / e;
+        const double k = exp_of((p.mirostat_mu * kLog2 - log_of(share)) / s);
+        return k >= 1 ? int32_t(std::min(k, double(vocab_))) : 1;
+    }
+
     template <class Keep> void compress(Keep keep) {
         int32_t n = 0;
         for (int32_t i = 0; i < kept_; ++i) {
@@ -412,7 +519,7 @@ private:
         return c[i];
     }
 
-    // Inverse of the cumulative distribution of the candidates in ascending id.
+    // The candidate at the inverse of their cumulative distribution in ascending id.
     int32_t draw(double u) {
         if (kept_ == 0) return kNothing;
         const double target = u * sum(weight_.get(), kept_); // leaves block_sum_ behind
@@ -429,8 +536,10 @@ private:
         for (int32_t i = b * kBlock; chosen < 0; --i) { // a last block of zeros, reached by rounding
             if (weight_[i] > 0) chosen = i;
         }
-        return id_[chosen];
+        return chosen;
     }
+
+    int32_t token(int32_t candidate) const { return candidate < 0 ? candidate : id_[candidate]; }
 
     double sum(const float* values, int32_t count) {
         double total = 0;
@@ -448,7 +557,7 @@ private:
         return total;
     }
 
-    int32_t vocab_, blocks_;
+    int32_t vocab_, longest_, blocks_;
     Array<float> row_;    // logits with bias, penalties and bans
     Array<float> x_;      // candidates: (logit - max) / temperature; then exponentials of log_sum
     Array<float> weight_; // candidates: e^x
@@ -457,19 +566,21 @@ private:
     Array<int32_t> occurrences_, answered_; // per token; all zero between calls
     Array<float> block_max_;                // and room for a copy
     Array<double> block_sum_;
+    Array<int32_t> lengths_; // of repetitions
+    double deviation_ = 0;   // of the row, for top-n-sigma
     int32_t kept_ = 0;
 };
 
 } // namespace
 
-// Bytes that a sampler of this vocabulary reserves.
-LI_API int64_t li_sampler_bytes(int32_t vocab) { return Sampler::bytes(vocab); }
+// Bytes that a sampler of this vocabulary reserves which looks at so many tokens at most for repetitions.
+LI_API int64_t li_sampler_bytes(int32_t vocab, int32_t longest) { return Sampler::bytes(vocab, longest); }
 
 // Null if the vocabulary is empty or memory is short.
-LI_API void* li_sampler_create(int32_t vocab) {
-    if (vocab < 1) return nullptr;
+LI_API void* li_sampler_create(int32_t vocab, int32_t longest) {
+    if (vocab < 1 || longest < 0) return nullptr;
     try {
-        return new Sampler(vocab);
+        return new Sampler(vocab, longest);
     } catch (const std::bad_alloc&) {
         return nullptr;
     }
@@ -479,10 +590,16 @@ LI_API void li_sampler_destroy(void* sampler) { delete static_cast<Sampler*>(sam
 
 namespace {
 
+bool well_formed(const Breakers& b) {
+    return b.pair_count >= 0 && b.tail_count >= 0 &&
+           (b.first == nullptr || (b.pairs != nullptr && b.tails != nullptr));
+}
+
 bool well_formed(const void* sampler, const float* logits, const Draw* draw) {
     return sampler != nullptr && logits != nullptr && draw != nullptr && draw->temperature >= 0 && draw->top_k >= 0 &&
            draw->from_prompt >= 0 && well_formed(draw->seen) && well_formed(draw->banned) &&
-           well_formed(draw->biased) && (draw->biased.count == 0 || draw->bias != nullptr);
+           well_formed(draw->biased) && (draw->biased.count == 0 || draw->bias != nullptr) && well_formed(draw->dry_text) &&
+           draw->dry_allowed_length >= 0 && well_formed(draw->dry_breakers);
 }
 
 bool has_room(int32_t count, const int32_t* ids, const double* values) {
@@ -501,9 +618,9 @@ LI_API int32_t li_log_probabilities(void* sampler, const float* logits, int32_t 
     return s.log_probabilities(logits, token, of_token, std::min(count, s.vocab()), ids, of_ids);
 }
 
-// The token drawn from `logits` [vocab], or an error as above. If `of_token` is not null, it and the `count` places of
+// The token drawn from `logits` [vocab], or an error as above; of `draw` only `mirostat_next_mu` is written. If `of_token` is not null, it and the `count` places of
 // `ids` and `of_ids` receive what li_log_probabilities gives (of the logits as they came), and `found` how many.
-LI_API int32_t li_sample(void* sampler, const float* logits, const Draw* draw, double* of_token, int32_t count,
+LI_API int32_t li_sample(void* sampler, const float* logits, Draw* draw, double* of_token, int32_t count,
                          int32_t* ids, double* of_ids, int32_t* found) {
     if (!well_formed(sampler, logits, draw) || (of_token != nullptr && found == nullptr)) return kArgument;
     const int32_t token = static_cast<Sampler*>(sampler)->sample(logits, *draw);
@@ -529,5 +646,11 @@ LI_API int32_t li_sampler_kept(void* sampler, int32_t* ids, float* probabilities
 // Four words of Philox4x32-10, so that a test can compare them with the published ones.
 LI_API void li_philox(uint32_t counter[4], uint32_t key0, uint32_t key1) { philox(counter, key0, key1); }
 
-// The uniform number of a (seed, position, choice).
-LI_API double li_uniform(uint64_t seed, uint64_t position, uint32_t choice) { return uniform(seed, position, choice); }
+// The uniform number of a (seed, position, choice), for a purpose.
+LI_API double li_uniform(uint64_t seed, uint64_t position, uint32_t choice, uint32_t purpose) {
+    return uniform(seed, position, choice, purpose);
+}
+
+// Natural logarithm and exponential as the sampler calculates them, so that a test can compare them with others.
+LI_API double li_log(double x) { return log_of(x); }
+LI_API double li_exp(double x) { return exp_of(x); }
