@@ -147,6 +147,8 @@ def test_a_chat_in_token_ids() -> None:
 
 def test_what_templates_may_use() -> None:
     assert render("{{ {'a': '<ü>'} | tojson }}") == '{"a": "<ü>"}'
+    assert render("{{ 20260131 | tojson }} {{ 20260131 | string }}") == "20260131 20260131"
+    assert render("{{ [{'a': 1}] | map(attribute='a') | tojson }}") == "[1]"
     assert render("{{ {'a': 'ü'} | tojson(indent=1, ensure_ascii=True) }}") == '{\n "a": "\\u00fc"\n}'
     assert render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
     assert render("a{% generation %}{% set x = 1 %}b{% endgeneration %}{{ x is defined }}") == "abFalse"

@@ -125,7 +125,8 @@ def _safe_arguments(name: str, target: Any, args: Iterable[Any]) -> None:
     arguments = list(args)
     if isinstance(target, str):
         _budget.get().charge(len(target) // _CHARS_PER_STEP)
-    for argument in (target, *arguments):
+    _weighed(target)  # a number there is the value itself: it makes nothing large
+    for argument in arguments:
         _weighed(argument)
         if isinstance(argument, int) and abs(argument) > (MAX_INDENT if name in _INDENTING else MAX_SIZE):
             raise SecurityError("it asks for something too large")
@@ -262,6 +263,8 @@ def _refuse_private(name: Any) -> None:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
+    if isinstance(value, Iterator):  # what `map` and its like give
+        value = _weighed(list(_counted(value)))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
