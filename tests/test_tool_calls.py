@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from localinfer.text.answer_reader import AnswerReader, Call, Piece, Said
 from localinfer.text.chat_template import ChatTemplate
-from localinfer.text.tool_format import ReasoningFormat, ToolFormat, reasoning_format, tool_format
+from localinfer.text.format_probe import reasoning_format, tool_format
+from localinfer.text.tool_format import ReasoningFormat, ToolFormat
 
 TEMPLATES = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "templates"
 WEATHER = {
@@ -131,7 +132,13 @@ def test_marks_are_those_of_the_family() -> None:
     )
     llama = tool_format(template("meta-llama-Llama-3.2-3B-Instruct"))
     assert llama == ToolFormat(
-        "object", "", "", arguments_key="parameters", object_middle=', "parameters": ', parallel=False
+        "object",
+        "",
+        "",
+        arguments_key="parameters",
+        object_middle=', "parameters": ',
+        parallel=False,
+        also_open=("<|python_tag|>",),
     )
     mistral = tool_format(template("Mistral-Small-3.2-24B-Instruct-2506"))
     assert mistral is not None
@@ -140,7 +147,7 @@ def test_marks_are_those_of_the_family() -> None:
     assert granite is not None
     text = '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]'
     assert joined(read(AnswerReader(None, granite, TOOLS), text, 3))[2] == [("get_weather", {"city": "Oslo"})]
-    assert reasoning_format(template("Qwen-Qwen3-0.6B")) == ReasoningFormat("<think>", "</think>")
+    assert reasoning_format(template("Qwen-Qwen3-0.6B")) == ReasoningFormat("<think>", "</think>", after="\n\n")
     assert reasoning_format(template("Qwen-Qwen2.5-7B-Instruct")) is None
 
 

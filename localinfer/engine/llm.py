@@ -275,14 +275,14 @@ class LLM(Closing):
     @cached_property
     def reasoning_format(self) -> ReasoningFormat | None:
         """How the model marks what it thinks before it answers; None if it does not."""
-        from localinfer.text.tool_format import reasoning_format
+        from localinfer.text.format_probe import reasoning_format
 
         return reasoning_format(self.chat_template) if self.chat_template else None
 
     @cached_property
     def tool_format(self) -> ToolFormat | None:
         """How the model writes calls of tools; None if its chat template shows it none."""
-        from localinfer.text.tool_format import tool_format
+        from localinfer.text.format_probe import tool_format
 
         return tool_format(self.chat_template) if self.chat_template else None
 

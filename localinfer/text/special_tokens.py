@@ -49,6 +49,8 @@ _STOP = (
     *_END_OF_MESSAGE,
     *("<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "[EOS]", "<turn|>", "<|tool_response>", "[e~["),
 )
+# Texts that end an answer in chat templates.
+END_OF_ANSWER = (*(text for text in _STOP), "<|END_OF_TURN_TOKEN|>", "<|eom|>", "</s>")
 # These end an answer only if the file itself types them as special: elsewhere they may be plain text.
 _STOP_IF_TYPED = ("</s>", "<eos>")
 
