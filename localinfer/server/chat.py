@@ -26,7 +26,7 @@ from localinfer.server.schemas.chat import (
     ToolCall,
 )
 from localinfer.text.answer_marks import new_call_id
-from localinfer.text.answer_reader import AnswerReader, Call, Piece, Said
+from localinfer.text.answer_reader import Call, Piece, Reader, Said
 
 _encode = msgspec.json.Encoder().encode
 
@@ -152,7 +152,7 @@ class _Stream:
     """An answer that is sent piece by piece: its events up to their text, and how many calls were sent."""
 
     start: bytes
-    reader: AnswerReader
+    reader: Reader
     calls: int = 0
 
 

@@ -7,6 +7,7 @@ what pieces an answer comes makes no difference.
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from localinfer.text.call_values import Incomplete
 from localinfer.text.partial import begun
 from localinfer.text.tool_format import ReasoningFormat, ToolFormat
 
-__all__ = ["SEAL", "AnswerReader", "Call", "Piece", "Said"]
+__all__ = ["SEAL", "AnswerReader", "Call", "Kind", "Piece", "Reader", "Said"]
 
 # Stands before a mark that is a special token, so that no text can pretend to be one. Unicode has no character there.
 SEAL = "\ufdd0"
@@ -35,29 +36,11 @@ class Said:
 Piece = Said | Call
 
 
-class AnswerReader:
-    """Reads one answer. `tools` maps the names of tools to their parameters' JSON schemas.
+class Reader(ABC):
+    """Reads one answer, piece by piece."""
 
-    Without `calls` nothing is taken for a call, without `reasoning` nothing for a thought. `thinking` says that the
-    prompt has opened the thought already. Marks in the formats may begin with SEAL, which no piece has.
-    """
-
-    def __init__(
-        self,
-        reasoning: ReasoningFormat | None = None,
-        calls: ToolFormat | None = None,
-        tools: Mapping[str, Any] | None = None,
-        *,
-        thinking: bool = False,
-    ) -> None:
-        self._reasoning = reasoning
-        self._parser = CallParser(calls, tools or {}) if calls is not None else None
-        self._state: Callable[[bool], list[Piece]] = self._think if thinking else self._start  # reads what comes next
-        self._text = ""  # not let out yet
-        self._fresh = thinking  # white space behind a mark is left out
-        self._silent = True  # nothing but white space has been said
-        self._answer_close = ""  # the mark that will end what is said
-        self._found = 0, 0  # where what looks like a call begins, and where its mark ends
+    _text: str  # not let out yet
+    _state: Callable[[bool], list[Piece]]  # reads what comes next; told whether nothing more comes
 
     def push(self, text: str) -> list[Piece]:
         """What is certain with this piece of text."""
@@ -79,6 +62,32 @@ class AnswerReader:
             pieces += self._state(final)
             if (self._state, len(self._text)) == before:
                 return pieces
+
+
+class AnswerReader(Reader):
+    """Reads an answer that is a thought, perhaps, then text and calls.
+
+    `tools` maps the names of tools to their parameters' JSON schemas. Without `calls` nothing is taken for a call,
+    without `reasoning` nothing for a thought. `thinking` says that the prompt has opened the thought already. Marks in
+    the formats may begin with SEAL, which no piece has.
+    """
+
+    def __init__(
+        self,
+        reasoning: ReasoningFormat | None = None,
+        calls: ToolFormat | None = None,
+        tools: Mapping[str, Any] | None = None,
+        *,
+        thinking: bool = False,
+    ) -> None:
+        self._reasoning = reasoning
+        self._parser = CallParser(calls, tools or {}) if calls is not None else None
+        self._state = self._think if thinking else self._start
+        self._text = ""
+        self._fresh = thinking  # white space behind a mark is left out
+        self._silent = True  # nothing but white space has been said
+        self._answer_close = ""  # the mark that will end what is said
+        self._found = 0, 0  # where what looks like a call begins, and where its mark ends
 
     def _start(self, final: bool) -> list[Piece]:
         """Perhaps it thinks first."""

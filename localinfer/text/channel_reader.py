@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from localinfer.text.answer_reader import SEAL, Kind, Piece, Said, joined, unsealed
+from localinfer.text.answer_reader import SEAL, Kind, Piece, Reader, Said, unsealed
 from localinfer.text.call_parser import Call
 from localinfer.text.partial import begun
+from localinfer.text.tool_format import CHANNEL_MARKS
 
-_START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
-_ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS = CHANNEL_MARKS
 _LONGEST_HEADER = 400  # characters
 _NAMESPACE = "functions."
 
 
-class ChannelReader:
-    """Reads one answer; as AnswerReader, of which it is a sibling.
+class ChannelReader(Reader):
+    """Reads an answer that is messages on channels.
 
     `tools` are those that may be called; without, calls are text. `begun` is what the prompt has of the first message,
     behind its `<|start|>`. `sealed` says that every mark has SEAL in front.
@@ -43,34 +43,13 @@ class ChannelReader:
         self._pattern = re.compile(rf"\s*({re.escape(seal + _START)})?(\s*assistant)?{part}{channel}{part}{kind}\s*")
         self._given, opened, _ = begun.partition(self._message)  # what the prompt has of the header
         self._raw = ""  # what the model has written of it
-        self._text = ""  # not let out yet
+        self._text = ""
         self._kind: Kind = "content"
         self._said: set[Kind] = set()
         self._fresh = True  # nothing of this message has been let out
-        self._state: Callable[[bool], list[Piece]] = self._header
+        self._state = self._header
         if opened:
             self._open(self._given, "")
-
-    def push(self, text: str) -> list[Piece]:
-        """What is certain with this piece of text."""
-        self._text += text
-        return self._read(final=False)
-
-    def finish(self) -> list[Piece]:
-        """What is left when nothing more comes."""
-        return self._read(final=True)
-
-    def whole(self, text: str) -> list[Piece]:
-        """The pieces of an answer that has ended, neighbours of one kind as one."""
-        return joined([*self.push(text), *self.finish()])
-
-    def _read(self, final: bool) -> list[Piece]:
-        pieces: list[Piece] = []
-        while True:
-            before = self._state, len(self._text)
-            pieces += self._state(final)
-            if (self._state, len(self._text)) == before:
-                return pieces
 
     def _header(self, final: bool) -> list[Piece]:
         """Waits for all of a header. Text where none is, is said."""

@@ -88,7 +88,14 @@ class ReasoningFormat:
     answer_close: str = ""
     channels: bool = False
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks: special tokens in them are part of an answer's text."""
+        return (self.open, self.close, self.answer_open, self.answer_close, *(CHANNEL_MARKS if self.channels else ()))
 
+
+# Of messages on channels: what begins one, its channel, its text and the type of it; what ends one.
+CHANNEL_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>")
 HARMONY = ToolFormat(
     "split",
     "<|channel|>commentary to=functions.",
