@@ -42,7 +42,7 @@ from localinfer.server.schemas.chat import (
     Tool,
 )
 from localinfer.server.streaming import event
-from localinfer.text.answer_reader import AnswerReader, Call, Piece, Said
+from localinfer.text.answer_reader import Call, Piece, Reader, Said
 
 # Claude Code puts a block into the system message that differs with every request: nothing behind it could be re-used.
 BILLING_HEADER = "x-anthropic-billing-header:"
@@ -161,7 +161,7 @@ class MessagesTask(Conversation):
 class _Blocks:
     """Writes pieces of an answer as events of content blocks, one block after the other."""
 
-    def __init__(self, reader: AnswerReader) -> None:
+    def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.called = False
         self._index = -1
