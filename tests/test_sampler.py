@@ -16,67 +16,7 @@ from hypothesis import strategies as st
 from localinfer.engine.sampling import SamplingParams
 from localinfer.errors import LocalInferError
 from localinfer.kernels.host.sampler import Draw, NativeSampler, _library, sampler_bytes, uniform
-
-Row = npt.NDArray[np.float32]
-
-
-def draw(logits: Row, **parameters: Any) -> int:
-    return run(logits, **parameters)[0]
-
-
-def run(logits: Row, **parameters: Any) -> tuple[int, dict[int, float]]:
-    """The drawn token, and the tokens it was drawn from with their probabilities."""
-    sampler = NativeSampler(len(logits))
-    before = logits.copy()
-    token = sampler.draw(logits.ctypes.data, Draw(**parameters)).token
-    assert np.array_equal(before, logits, equal_nan=True), "the caller's logits were changed"
-    return token, dict(sampler.kept())
-
-
-def definition(
-    logits: Row,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    typical_p: float = 1.0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-) -> dict[int, float]:
-    """The distribution that SamplingParams describes: full sorts, float64."""
-    ids = np.arange(len(logits))
-    x = logits.astype(np.float64)
-
-    def probabilities() -> npt.NDArray[np.float64]:
-        e = np.exp((x[ids] - x[ids].max()) / temperature)
-        return np.asarray(e / e.sum())
-
-    def fewest(rank_key: npt.NDArray[np.float64], p: npt.NDArray[np.float64], mass: float) -> npt.NDArray[np.int64]:
-        order = np.lexsort((ids, rank_key))
-        count = int(np.searchsorted(np.cumsum(p[order]), mass)) + 1
-        return np.sort(order[:count])
-
-    if top_k:
-        ids = np.sort(np.lexsort((ids, -x))[:top_k])
-    if typical_p < 1:
-        p = probabilities()
-        entropy = -np.sum(p * np.log(np.maximum(p, 1e-300)))
-        ids = ids[fewest(np.abs(entropy + np.log(np.maximum(p, 1e-300))), p, typical_p)]
-    if top_p < 1:
-        p = probabilities()
-        ids = ids[fewest(-x[ids], p, top_p)]
-    if min_p > 0:
-        p = probabilities()
-        ids = ids[p >= min_p * p.max()]
-    # What is less than e^-87 times as likely as the likeliest counts as impossible.
-    return {int(i): float(p) for i, p in zip(ids, probabilities(), strict=True) if x[i] - x.max() > -87 * temperature}
-
-
-def assert_close(found: dict[int, float], expected: dict[int, float]) -> None:
-    """Equal up to rounding: a token whose cumulative mass lies on the cut may fall either way."""
-    assert sum(found.values()) == pytest.approx(1, abs=1e-5)
-    differing = set(found) ^ set(expected)
-    assert len(differing) <= 1, f"kept {sorted(found)[:20]}, expected {sorted(expected)[:20]}"
-    if not differing:
-        np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-4, atol=1e-9)
+from sampler_definition import Row, assert_close, definition, draw, random_row, run
 
 
 def test_keeps_the_tokens_of_the_definition_in_a_large_vocabulary() -> None:
@@ -84,10 +24,6 @@ def test_keeps_the_tokens_of_the_definition_in_a_large_vocabulary() -> None:
     several: tuple[dict[str, Any], ...] = ({"top_k": 40, "top_p": 0.95}, {"top_p": 0.9}, {"typical_p": 0.5})
     for parameters in several:
         assert_close(run(logits, temperature=1.0, **parameters)[1], definition(logits, **parameters))
-
-
-def random_row(seed: int, size: int, spread: float = 3.0) -> Row:
-    return np.random.default_rng(seed).normal(0, spread, size).astype(np.float32)
 
 
 @pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 1000, 49152])
@@ -104,6 +40,18 @@ def random_row(seed: int, size: int, spread: float = 3.0) -> Row:
         {"temperature": 1.0, "min_p": 0.05},
         {"temperature": 1.0, "typical_p": 0.5},
         {"temperature": 1.2, "top_k": 100, "typical_p": 0.9, "top_p": 0.95, "min_p": 0.02},
+        {"temperature": 1.0, "top_n_sigma": 1.0},
+        {"temperature": 3.0, "top_n_sigma": 0.5, "top_k": 20},
+        {"temperature": 1.0, "dynatemp_range": 0.5},
+        {"temperature": 0.5, "dynatemp_range": 2.0, "dynatemp_exponent": 2.5},
+        {"temperature": 1.5, "dynatemp_range": 0.5, "dynatemp_exponent": 0.3, "top_k": 40, "min_p": 0.1},
+        {"temperature": 1.0, "xtc_probability": 1.0, "xtc_threshold": 0.01},
+        {"temperature": 1.5, "xtc_probability": 1.0, "xtc_threshold": 0.1, "top_k": 9},
+        {"temperature": 2.0, "top_n_sigma": 2.0, "top_p": 0.9, "xtc_probability": 1.0, "xtc_threshold": 0.001},
+        {"temperature": 1.0, "mirostat": 1, "mirostat_tau": 3.0},
+        {"temperature": 0.7, "mirostat": 1, "mirostat_tau": 1.0},
+        {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 3.0},
+        {"temperature": 2.0, "mirostat": 2, "mirostat_tau": 0.1},
     ],
     ids=lambda p: ",".join(f"{k}={v}" for k, v in p.items()),
 )
