@@ -387,7 +387,9 @@ class LLM(Closing):
                 f"{self.name} has no chat template: it is not made for conversations",
                 "use generate() or stream() to continue a text, or give a chat_template",
             )
-        ids, contents_marked = chat_prompt(self.tokenizer, self.chat_template, messages, template_variables or {})
+        ids, contents_marked = chat_prompt(
+            self.tokenizer, self.chat_template, messages, template_variables or {}, lambda: self.tool_format
+        )
         if not contents_marked and UNMARKED not in self.notes:
             self.notes += (UNMARKED,)
             say(UNMARKED)

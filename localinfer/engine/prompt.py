@@ -9,25 +9,51 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from localinfer.engine.checks import whole, wrong
 from localinfer.text.chat_template import ChatTemplate, encode_chat
 from localinfer.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from localinfer.text.tool_format import ToolFormat
+
 Message = Mapping[str, Any]
 Parts = Sequence[tuple[str, bool]]
 
 
+def template_input(
+    form: Callable[[], ToolFormat | None], messages: Sequence[Message], variables: Mapping[str, Any]
+) -> tuple[Sequence[Message], Mapping[str, Any]]:
+    """Messages and variables for a chat template: tools, and calls of them, as it needs them. `form` is asked only if
+    there are some."""
+    tools = variables.get("tools")
+    if not tools and not any(message.get("tool_calls") for message in messages):
+        return messages, variables
+    found = form()
+    if found is None:
+        return messages, variables
+    from localinfer.text.tool_prompt import with_tools
+
+    made, shown = with_tools(found, messages, tools)
+    return made, {**{key: value for key, value in variables.items() if key != "tools"}, **shown}
+
+
 def chat_prompt(
-    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], variables: Mapping[str, Any]
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    variables: Mapping[str, Any],
+    form: Callable[[], ToolFormat | None] = lambda: None,
 ) -> tuple[array[int], bool]:
     """The prompt for the next answer, and whether special tokens in message contents are plain text in it.
 
-    It depends on the arguments alone, never on what was computed before. LocalInferError names what is no message.
+    It depends on the arguments alone, never on what was computed before. `form` is how the model calls tools.
+    LocalInferError names what is no message.
     """
     _check(messages, variables)
+    messages, variables = template_input(form, messages, variables)
     plain = [{key: value for key, value in message.items() if key != "tokens"} for message in messages]
     parts = template.render_parts(plain, **variables)
     answers = _answers(tokenizer, messages, parts)

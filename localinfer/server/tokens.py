@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from localinfer.engine.llm import LLM
+from localinfer.engine.prompt import template_input
 from localinfer.errors import UnsupportedError
 from localinfer.server.errors import invalid
 from localinfer.server.fields import Body, read_body
@@ -91,7 +92,8 @@ def _apply_template(body: Body[ApplyTemplateRequest], llm: LLM) -> ApplyTemplate
         raise UnsupportedError(f"{llm.name} has no chat template: it is not made for conversations")
     messages = template_messages(body.fields.messages, body.raw["messages"])
     plain = [{key: value for key, value in message.items() if key != "tokens"} for message in messages]
-    return ApplyTemplateResponse(llm.chat_template.render(plain, **template_variables(body.fields)))
+    shown, variables = template_input(lambda: llm.tool_format, plain, template_variables(body.fields))
+    return ApplyTemplateResponse(llm.chat_template.render(shown, **variables))
 
 
 def _piece(raw: bytes) -> str | list[int]:

@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 from localinfer.errors import LocalInferError
 from localinfer.text.chat_template import ChatTemplate
 from localinfer.text.special_tokens import END_OF_ANSWER
-from localinfer.text.tool_format import HARMONY, HARMONY_REASONING, MARK, ReasoningFormat, ToolFormat, first_mark
+from localinfer.text.tool_format import (
+    HARMONY,
+    HARMONY_REASONING,
+    MARK,
+    SYSTEM_FIELD,
+    SYSTEM_TEXT,
+    ReasoningFormat,
+    ToolFormat,
+    first_mark,
+)
 
 # What the probes say: texts that no template has of itself.
 _QUESTION, _ANSWER, _THOUGHT = "probe-question", "probe-answer-text", "probe-thought-text"
@@ -35,14 +44,8 @@ _TOOL = {
 
 _HERMES = ToolFormat("object", "<tool_call>\n", "\n</tool_call>", between="\n")
 _LFM2 = ToolFormat("python", "", "", open="<|tool_call_start|>", close="<|tool_call_end|>", listed=True)
-_DEEPSEEK = ToolFormat(
-    "split",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>",
-    open="<｜tool▁calls▁begin｜>",
-    close="<｜tool▁calls▁end｜>",
-    name_close="<｜tool▁sep｜>",
-)
+_DEEPSEEK_NAME_CLOSE = "<｜tool▁sep｜>"  # V3.1, whose makers document how tools are listed
+_OTHER_NAMES = ("xml_tools", "functions", "custom_tools", "available_tools")  # of the variable that holds tools
 # Source of a template that shows no calls -> what its model writes, as its makers document it.
 _KNOWN_BY_SOURCE = (
     (
@@ -67,28 +70,44 @@ _PYTHON_TAG = "<|python_tag|>"  # Llama 3 writes it before calls, of which the t
 
 
 def tool_format(template: ChatTemplate) -> ToolFormat | None:
-    """The format, or None if the template does not show tools to the model."""
+    """The format, or None if the template does not show tools to the model, or not how to call them."""
     if is_harmony(template):
         return HARMONY
-    without, given = _rendered(template, []), _rendered(template, [], tools=[_TOOL])
-    if given is None or given == without or _FIRST not in given:
+    shown_as = _shown_as(template)
+    if shown_as is None:
         return None
-    turns = _Turns(template)
-    one = turns.of([_call(0, _FIRST, {_KEY: _VALUE, _OTHER_KEY: _OTHER_VALUE})])
+    variables = {shown_as: [_TOOL]} if shown_as not in (SYSTEM_FIELD, SYSTEM_TEXT) else {}
+    turns = _Turns(template, variables)
+    first = _call(0, _FIRST, {_KEY: _VALUE, _OTHER_KEY: _OTHER_VALUE})
+    one, two = turns.of([first]), turns.of([first, _call(1, _SECOND, {_KEY: _VALUE})])
     if one is None or _FIRST not in one:
-        return next((known for mark, known in _KNOWN_BY_SOURCE if mark in template.source), None)
-    two = turns.of([_call(0, _FIRST, {_KEY: _VALUE, _OTHER_KEY: _OTHER_VALUE}), _call(1, _SECOND, {_KEY: _VALUE})])
-    found = next((form for form in (_objects(one, two), _split(one, two), _others(turns, one, two)) if form), None)
-    if found is not None and not found.trigger and "<|start_header_id|>" in template.source:
-        found = replace(found, also_open=(_PYTHON_TAG,))
-    return found
+        known = next((form for mark, form in _KNOWN_BY_SOURCE if mark in template.source), None)
+        return None if known is None else replace(known, shown_as=shown_as, shows_calls=False)
+    found = _objects(one, two) or _split(one, two) or _others(turns, one, two)
+    if found is None or (shown_as == SYSTEM_TEXT and found.name_close != _DEEPSEEK_NAME_CLOSE):
+        return None
+    also = (_PYTHON_TAG,) if not found.trigger and "<|start_header_id|>" in template.source else ()
+    return replace(found, shown_as=shown_as, also_open=also)
+
+
+def _shown_as(template: ChatTemplate) -> str | None:
+    """How tools reach the model; None if they cannot."""
+    without = _rendered(template, [])
+    for name in ("tools", *(name for name in _OTHER_NAMES if name in template.source)):
+        given = _rendered(template, [], **{name: [_TOOL]})
+        if given is not None and given != without and _FIRST in given:
+            return name
+    system = [{"role": "system", "content": "", "tools": _FIRST}]
+    if _FIRST in (_rendered(template, [], before=system) or ""):
+        return SYSTEM_FIELD
+    return SYSTEM_TEXT if _DEEPSEEK_NAME_CLOSE in template.source else None
 
 
 def reasoning_format(template: ChatTemplate) -> ReasoningFormat | None:
     """The marks of reasoning, or None if the template leaves it out of an answer or has no marks for it."""
     if is_harmony(template):
         return HARMONY_REASONING
-    turns = _Turns(template)
+    turns = _Turns(template, {"tools": [_TOOL]})
     calls = [_call(0, _FIRST, {_KEY: _VALUE})]
     header = _last_mark(turns.before_plain)
     for fields, end in (({"content": _ANSWER}, _ANSWER), ({"content": "", "tool_calls": calls}, _FIRST)):
@@ -123,9 +142,10 @@ def _with_answer_marks(turns: _Turns, form: ReasoningFormat) -> ReasoningFormat:
 class _Turns:
     """What the template writes for answers, without the prompt that asks for them, and without what ends any answer."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, variables: Mapping[str, Any]) -> None:
         self._template = template
-        self.prompt = _rendered(template, [], tools=[_TOOL]) or ""
+        self._variables = variables
+        self.prompt = _rendered(template, [], **variables) or ""
         plain = self.whole({"content": _ANSWER}) or ""
         before, _, behind = plain.rpartition(_ANSWER)
         self.before_plain = before.rpartition(_QUESTION)[2]
@@ -136,7 +156,7 @@ class _Turns:
     def whole(self, fields: Mapping[str, Any]) -> str | None:
         """The conversation with an answer; None if the template refuses it."""
         message = {"role": "assistant", **fields}
-        return _rendered(self._template, [message], tools=[_TOOL], add_generation_prompt=False)
+        return _rendered(self._template, [message], add_generation_prompt=False, **self._variables)
 
     def of(self, calls: Sequence[Mapping[str, Any]]) -> str | None:
         """An answer that calls tools."""
@@ -356,9 +376,15 @@ def _json_in(text: str) -> tuple[int, int] | None:
     return None
 
 
-def _rendered(template: ChatTemplate, more: Sequence[Mapping[str, Any]], **options: Any) -> str | None:
+def _rendered(
+    template: ChatTemplate,
+    more: Sequence[Mapping[str, Any]],
+    *,
+    before: Sequence[Mapping[str, Any]] = (),
+    **options: Any,
+) -> str | None:
     try:
-        return template.render([{"role": "user", "content": _QUESTION}, *more], **options)
+        return template.render([*before, {"role": "user", "content": _QUESTION}, *more], **options)
     except LocalInferError:
         return None
 

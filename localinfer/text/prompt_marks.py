@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from localinfer.errors import LocalInferError
@@ -31,6 +31,20 @@ class Arguments(dict[str, Any]):
 
     def __radd__(self, other: str) -> str:
         return other + str(self)
+
+
+class Composed(str):
+    """A text of several parts, of which some are as good as the template's own: (text, whether it is)."""
+
+    parts: tuple[tuple[str, bool], ...]
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[str, bool]]) -> Composed:
+        """All of them as one text."""
+        found = tuple(parts)
+        made = cls("".join(text for text, _ in found))
+        made.parts = found
+        return made
 
 
 class Marker:
@@ -81,6 +95,8 @@ class Marker:
     def _mark(self, key: str, text: str) -> str:
         if key in _STRUCTURE:
             return text
+        if isinstance(text, Composed):
+            return "".join(part if ours else self._mark(key, part) for part, ours in text.parts)
         if not self._whole_contents or key not in _CONTENTS:
             return _TOKEN_LIKE.sub(lambda match: self._wrap(match[0]), text)
         core = text.strip()  # templates trim: the marks go inside of the whitespace

@@ -16,6 +16,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+SYSTEM_FIELD = "system field"  # as JSON in a field `tools` of the system message (Phi-4-mini)
+SYSTEM_TEXT = "system text"  # in the text of the system message, since the template knows of none (DeepSeek V3.1)
+
 Style = Literal["object", "keyed", "split", "pairs", "notation", "python"]
 
 
@@ -58,6 +61,8 @@ class ToolFormat:
     # gpt-oss: an answer is messages on channels; a call is one of them, in style "split", and ends the answer.
     channels: bool = False
     also_open: tuple[str, ...] = ()  # marks that models write before calls, though their template does not
+    shown_as: str = "tools"  # how the template gets tools: the name of a variable, SYSTEM_FIELD or SYSTEM_TEXT
+    shows_calls: bool = True  # whether the template writes the calls of earlier answers
 
     @property
     def trigger(self) -> str:
