@@ -203,7 +203,7 @@ class Draw(ctypes.Structure):
             dry_allowed_length=min(dry_allowed_length, _LARGEST),
         )
         self.adjusts = bool(bias) or (repetition_penalty, presence_penalty, frequency_penalty) != (1, 0, 0)
-        if dry_breakers:
+        if dry_breakers and dry_breakers.pairs:
             self._keep_breakers = dry_breakers
             pairs, pair_numbers = dry_breakers.pairs.buffer_info()
             self._dry_breakers = _Breakers(
