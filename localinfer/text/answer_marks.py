@@ -53,25 +53,27 @@ class AnswerMarks:
         }
         self._reasoning = None if reasoning is None else self._sealed(reasoning)
         self._calls = None if calls is None else self._sealed(calls)
-        self._begun = "assistant"  # of the first message on a channel
+        self._message = "assistant"  # what the prompt has of the first message on a channel
+        self._begun = ""  # what it has of a call
 
     def look_at(self, prompt: Sequence[int]) -> None:
         """The prompt may have opened a thought already, or begun a message."""
-        if (form := self._reasoning) is None:
-            return
         decoder = self.decoder()()
         tail = "".join(map(decoder.push, list(prompt)[-_TAIL:])) + decoder.finish()
-        self.thinking = tail.rstrip().endswith(form.open)
-        if form.channels and (start := f"{self._seal(CHANNEL_MARKS[0])}") in tail:
-            self._begun = tail.rpartition(start)[2]
+        if (form := self._reasoning) is not None:
+            self.thinking = tail.rstrip().endswith(form.open)
+            if form.channels and (start := self._seal(CHANNEL_MARKS[0])) in tail:
+                self._message = tail.rpartition(start)[2]
+        if (calls := self._calls) is not None and calls.plain_name and tail.endswith(calls.call_open):
+            self._begun = calls.call_open
 
     def reader(self) -> Reader:
         """Reads one answer."""
         if self._reasoning is not None and self._reasoning.channels:
             tools = self.tools if self._calls is not None else None
             sealed = self._reasoning.open.startswith(SEAL)
-            return ChannelReader(tools, begun=self._begun, sealed=sealed)
-        return AnswerReader(self._reasoning, self._calls, self.tools, thinking=self.thinking)
+            return ChannelReader(tools, begun=self._message, sealed=sealed)
+        return AnswerReader(self._reasoning, self._calls, self.tools, thinking=self.thinking, begun=self._begun)
 
     def decoder(self, skip_special: bool = True) -> Callable[[], Decoder]:
         """Makes a decoder that shows the special tokens that marks are made of, if no other."""

@@ -68,8 +68,8 @@ class AnswerReader(Reader):
     """Reads an answer that is a thought, perhaps, then text and calls.
 
     `tools` maps the names of tools to their parameters' JSON schemas. Without `calls` nothing is taken for a call,
-    without `reasoning` nothing for a thought. `thinking` says that the prompt has opened the thought already. Marks in
-    the formats may begin with SEAL, which no piece has.
+    without `reasoning` nothing for a thought. `thinking` says that the prompt has opened the thought already,
+    `begun` is the mark of a call that it ends with. Marks in the formats may begin with SEAL, which no piece has.
     """
 
     def __init__(
@@ -79,11 +79,13 @@ class AnswerReader(Reader):
         tools: Mapping[str, Any] | None = None,
         *,
         thinking: bool = False,
+        begun: str = "",
     ) -> None:
         self._reasoning = reasoning
         self._parser = CallParser(calls, tools or {}) if calls is not None else None
         self._state = self._think if thinking else self._start
-        self._text = ""
+        self._text = begun
+        self._given = len(begun)  # characters of the text that the model has not written
         self._fresh = thinking  # white space behind a mark is left out
         self._silent = True  # nothing but white space has been said
         self._answer_close = ""  # the mark that will end what is said
@@ -108,22 +110,33 @@ class AnswerReader(Reader):
             self._text = self._text.lstrip()
             self._fresh = not self._text
         thought, closed, rest = self._text.partition(self._reasoning.close)
+        if self._ends_thoughts and (found := self._found_call(thought)) is not None:
+            closed, thought, rest = "call", self._text[: found[0]], self._text[found[0] :]
         if closed:
             self._text = rest
             self._state, self._fresh = self._open_answer, True
             return _said("reasoning", thought.rstrip())
-        return self._let_out("reasoning", 0 if final else _white_before(thought, begun(thought, self._reasoning.close)))
+        held = begun(thought, self._reasoning.close)
+        if self._ends_thoughts and self._parser is not None:
+            held = max(held, self._parser.held_back(thought, silent=False))
+        return self._let_out("reasoning", 0 if final else _white_before(thought, held))
 
     def _open_answer(self, final: bool) -> list[Piece]:
-        """A mark may stand before what is said."""
-        mark = self._reasoning.answer_open.strip() if self._reasoning is not None else ""
+        """Marks may stand before what is said."""
         stripped = self._text.lstrip()
+        between = self._reasoning.after.strip() if self._reasoning is not None and self._fresh else ""
+        if between and not stripped.startswith(between) and between.startswith(stripped) and not final:
+            return []
+        stripped = stripped.removeprefix(between).lstrip() if between else stripped
+        mark = self._reasoning.answer_open.strip() if self._reasoning is not None else ""
         if mark and stripped.startswith(mark):
             assert self._reasoning is not None
             self._text, self._fresh = stripped.removeprefix(mark), True
             self._answer_close = self._reasoning.answer_close.strip()
         elif mark and mark.startswith(stripped) and not final:
             return []
+        elif self._fresh:
+            self._text = stripped
         self._state = self._say
         return []
 
@@ -164,9 +177,13 @@ class AnswerReader(Reader):
             self._text = self._text[end:]
             self._state = self._behind_call
             return [unsealed(call) for call in calls]
-        # It is none: its mark is text, and what follows is looked at again.
-        out, self._text = self._text[:behind_mark], self._text[behind_mark:]
         self._state, self._silent = self._say, False
+        if (begin := self._parser.plain(self._text, place)) > place:
+            self._text, self._given = self._text[begin:], 0
+            return []
+        # It is none: its mark is text, and what follows is looked at again.
+        out, self._text = self._text[self._given : behind_mark], self._text[behind_mark:]
+        self._given = 0
         return _said("content", out)
 
     def _behind_call(self, final: bool) -> list[Piece]:
@@ -202,6 +219,11 @@ class AnswerReader(Reader):
     def _reopens(self) -> bool:
         """Whether a thought may begin anywhere: only a special token is certain to be no text."""
         return self._open_mark.startswith(SEAL)
+
+    @property
+    def _ends_thoughts(self) -> bool:
+        """Whether a call ends a thought that is not closed: only a special token is certain to begin one."""
+        return self._parser is not None and self._parser.trigger.startswith(SEAL)
 
     def _let_out(self, kind: Kind, keep: int) -> list[Piece]:
         """All that is held, but for its last `keep` characters."""

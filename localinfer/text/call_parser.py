@@ -10,11 +10,13 @@ from typing import Any
 
 from localinfer.text.call_values import Incomplete, Notation, Python, typed
 from localinfer.text.partial import begun
-from localinfer.text.tool_format import ToolFormat
+from localinfer.text.tool_format import ToolFormat, first_mark
 
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)  # ... and whole texts, in which they do not count
 _NAME = r"[A-Za-z0-9_.-]{1,256}"
 _ID = r"[A-Za-z0-9_.:-]{1,128}"
+_PLACES = {"{id}": re.compile(_ID), "{number}": re.compile(r"\d{1,9}")}
+_PARTS = re.compile(r"\{id\}|\{number\}|(?:(?!\{id\}|\{number\})\S)+")  # of a mark
 _SPACE = r"\s{0,99}"
 _LONGEST_HEAD = 4096  # no name or key, with what stands around it, is as long as this
 # What an answer may begin with if its calls have no mark.
@@ -44,6 +46,16 @@ class CallParser:
         self._decoder = json.JSONDecoder()
         self._key = _key_pattern(form.pair_middle, form.pair_middle_json)
 
+    def plain(self, text: str, place: int) -> int:
+        """What begins like a call may announce text: where that begins."""
+        announced = self._form.call_open + self._form.plain_name + self._form.name_close
+        return place + len(announced) if self._form.plain_name and text.startswith(announced, place) else place
+
+    @property
+    def trigger(self) -> str:
+        """The mark before calls; "" for none."""
+        return self._form.trigger
+
     def find(self, text: str, silent: bool) -> tuple[int, int] | None:
         """Where calls begin, and where their mark ends. `silent`: nothing was said before, which calls without a mark
         need."""
@@ -72,8 +84,8 @@ class CallParser:
     def next(self, text: str, place: int, final: bool) -> tuple[list[Call], int]:
         """The same behind a call; no calls and the place where text goes on, if there are no more."""
         form = self._form
-        if close := form.close.strip():
-            while (behind := self._behind(text, place, close, final)) is not None:
+        for close in (form.close.strip(), first_mark(form.close)):
+            while close and (behind := self._behind(text, place, close, final)) is not None:
                 place = behind
         place = _skip(text, place)
         try:
@@ -92,7 +104,7 @@ class CallParser:
         """Whether a call may begin there."""
         if place == len(text):
             raise Incomplete
-        marks = [mark for mark in (self._form.open.strip(), self._form.call_open.strip()) if mark]
+        marks = [mark for mark in (self._form.open.strip(), first_mark(self._form.call_open)) if mark]
         if any(text.startswith(mark, place) for mark in marks):
             return True
         if any(mark.startswith(text[place:]) for mark in marks):
@@ -145,14 +157,18 @@ class CallParser:
     def _expect(self, text: str, place: int, mark: str, optional: bool = False) -> int:
         """Behind the mark, any white space in it, and the white space around it."""
         begin = place = _skip(text, place)
-        for part in mark.split():
-            if not text.startswith(part, place):
-                if part.startswith(text[place:]):
-                    raise Incomplete
-                if optional:
-                    return begin
+        for part in _PARTS.findall(mark):
+            match = _PLACES[part].match(text, place) if part in _PLACES else None
+            if match is not None and match.end() < len(text):
+                place = _skip(text, match.end())
+            elif part not in _PLACES and text.startswith(part, place):
+                place = _skip(text, place + len(part))
+            elif match is not None or part.startswith(text[place:]):
+                raise Incomplete
+            elif optional:
+                return begin
+            else:
                 raise ValueError(mark)
-            place = _skip(text, place + len(part))
         return place
 
     def _json(self, text: str, place: int) -> tuple[Any, int]:
@@ -195,6 +211,8 @@ class CallParser:
         match = re.compile(rf"({_NAME}?){between}(?=\S)").match(text, place)
         if match is None:
             return _wait_or_fail(text, place)
+        if text[match.end()] != "{":
+            raise ValueError("no object")
         arguments, end = self._json(text, match.end())
         if not isinstance(arguments, dict):
             raise ValueError("no object")
@@ -324,6 +342,8 @@ def _skip(text: str, place: int) -> int:
 
 def _loosely(mark: str) -> str:
     """A pattern of the mark with white space in it and around it, and of the ids and numbers in it."""
+    if mark.isspace():
+        return r"\s{1,99}"
     pattern = _SPACE.join(("", *(re.escape(part) for part in mark.split()), ""))
     return pattern.replace(r"\{id\}", _ID).replace(r"\{number\}", r"\d{1,9}")
 

@@ -29,7 +29,16 @@ def typed(text: str, schema: Any) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return _WORDS.get(text.strip(), text)  # templates write Python's words where they forget that it is no JSON
+        pass
+    if text.strip() in _WORDS:  # templates write as Python has it where they forget that it is no JSON
+        return _WORDS[text.strip()]
+    if text.lstrip().startswith(("[", "{")):
+        try:
+            value, end = Python(text).value(0)
+        except (ValueError, Incomplete):
+            return text
+        return text if text[end:].strip() else value
+    return text
 
 
 class Notation:

@@ -62,11 +62,21 @@ class ChannelReader(Reader):
                 return []
             if not opened and not final and len(header) <= _LONGEST_HEADER + len(self._message):
                 return []
+        if final and not opened and self._is_begun(header):
+            self._text = ""  # cut off: there are only marks
+            return []
         mark = next((mark for mark in (*self._breaks, self._message) if stripped.startswith(mark)), "")
         taken = len(header) - len(stripped) + len(mark)
         text, self._text = self._text[:taken], self._text[taken:]
         self._kind, self._fresh, self._state = "content", True, self._say
         return self._out(text) if mark else []
+
+    def _is_begun(self, header: str) -> bool:
+        """Whether a text is the beginning of a header and nothing else, with a mark in it."""
+        marks = (self._message, *self._breaks)
+        cut = max(begun(header, mark) for mark in marks)
+        whole = header[: len(header) - cut]
+        return any(mark in whole for mark in self._breaks) and self._pattern.fullmatch(whole) is not None
 
     def _open(self, header: str, raw: str) -> None:
         """A message begins. `raw` is what the model wrote of its header."""

@@ -193,7 +193,7 @@ def _message(message: Message) -> dict[str, Any]:
         made["content"] = "\n".join(str(part.get("text", "")) for part in content)
     reasoning = next((made[key] for key in ("reasoning_content", "thinking", "reasoning") if key in made), None)
     if reasoning is not None:  # templates differ in the name
-        made = {"thinking": reasoning, **made, "reasoning_content": reasoning}
+        made = {"thinking": reasoning, "reasoning": reasoning, **made, "reasoning_content": reasoning}
     if isinstance(made.get("tool_calls"), list):
         made["tool_calls"] = [_tool_call(call) for call in made["tool_calls"]]
     return made

@@ -65,6 +65,7 @@ _THOUGHT_MARKS = (
     ("<|inner_prefix|>", "<|inner_suffix|>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<thinking>", "</thinking>"),
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
 )
 _PYTHON_TAG = "<|python_tag|>"  # Llama 3 writes it before calls, of which the templates say nothing
 
@@ -83,7 +84,7 @@ def tool_format(template: ChatTemplate) -> ToolFormat | None:
     if one is None or _FIRST not in one:
         known = next((form for mark, form in _KNOWN_BY_SOURCE if mark in template.source), None)
         return None if known is None else replace(known, shown_as=shown_as, shows_calls=False)
-    found = _objects(one, two) or _split(one, two) or _others(turns, one, two)
+    found = _objects(one, two) or _split(turns, one, two) or _others(turns, one, two)
     if found is None or (shown_as == SYSTEM_TEXT and found.name_close != _DEEPSEEK_NAME_CLOSE):
         return None
     also = (_PYTHON_TAG,) if not found.trigger and "<|start_header_id|>" in template.source else ()
@@ -117,8 +118,8 @@ def reasoning_format(template: ChatTemplate) -> ReasoningFormat | None:
         before, _, behind = whole.rpartition(_QUESTION)[2].partition(_THOUGHT)
         opened, closed = _last_mark(before), first_mark(behind.strip())
         if opened and closed and opened != header and closed != opened:
-            between = behind.strip()[len(closed) :].partition(_ANSWER)[0] if end == _ANSWER else ""
-            return _with_answer_marks(turns, ReasoningFormat(opened, closed, after=_white_start(between)))
+            between = behind.partition(closed)[2].partition(_ANSWER)[0] if end == _ANSWER else ""
+            return _with_answer_marks(turns, ReasoningFormat(opened, closed, after=between))
     for opened, closed in _THOUGHT_MARKS:
         if opened in template.source and closed in template.source:
             return _with_answer_marks(turns, ReasoningFormat(opened, closed))
@@ -134,9 +135,13 @@ def _with_answer_marks(turns: _Turns, form: ReasoningFormat) -> ReasoningFormat:
     """With the marks around what is said, if the template has some (Command R)."""
     opened = _last_mark(turns.before_plain)
     closed = first_mark(turns.behind_plain)
-    if not opened or not closed or opened == form.close or turns.prompt.rstrip().endswith(opened):
-        return form
-    return replace(form, answer_open=opened, answer_close=closed)
+    own = opened not in ("", form.close) and not turns.prompt.rstrip().endswith(opened)
+    if form.after.rstrip().endswith(opened) and own:
+        after = form.after.rstrip().removesuffix(opened)
+        return replace(form, after=after, answer_open=opened, answer_close=closed)
+    if own and closed:
+        return replace(form, answer_open=opened, answer_close=closed)
+    return replace(form, after=_white_start(form.after))
 
 
 class _Turns:
@@ -247,7 +252,7 @@ def _are_arguments(value: Any) -> bool:
     return (isinstance(value, dict) and _KEY in value) or (isinstance(value, str) and _VALUE in value)
 
 
-def _split(one: str, two: str | None) -> ToolFormat | None:
+def _split(turns: _Turns, one: str, two: str | None) -> ToolFormat | None:
     """The format of a name, a mark, and arguments as JSON."""
     lead, found = one.split(_FIRST, 1)
     lead = lead.lstrip()
@@ -261,8 +266,10 @@ def _split(one: str, two: str | None) -> ToolFormat | None:
         if (first := _json_in(rest)) is not None:
             gap = rest[first[1] :].split(_SECOND, 1)[0]
     call_close, between, call_open = _split_marks(lead, tail, gap)
-    if not lead and between:  # the prompt ends in what begins a call (functionary 3.2)
-        call_open, between = between.lstrip(), ""
+    plain = ""
+    if not lead and between and turns.prompt.endswith(between):  # the prompt ends in what begins a call
+        call_open, between = between, ""
+        plain = turns.before_plain.rpartition(call_open)[2].removesuffix(middle)
     return ToolFormat(
         "split",
         call_open,
@@ -272,6 +279,7 @@ def _split(one: str, two: str | None) -> ToolFormat | None:
         between,
         _numbered(middle.replace(_FIRST, "{name}")),
         parallel=gap is not None,
+        plain_name=plain,
     )
 
 

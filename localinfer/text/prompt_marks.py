@@ -17,7 +17,7 @@ _NONCHARACTERS = range(0xFDD0, 0xFDF0)  # Unicode reserves them for uses such as
 # Text that could be a special token: <...>, <|...|>, [...].
 _TOKEN_LIKE = re.compile(r"<[^<>\s][^<>\n]{0,78}>|\[[^\[\]\s]{1,40}\]")
 _STRUCTURE = frozenset(("role", "type"))  # templates compare these
-_CONTENTS = frozenset(("content", "reasoning_content", "thinking", "text", "arguments"))
+_CONTENTS = frozenset(("content", "reasoning_content", "thinking", "reasoning", "text", "arguments"))
 
 
 class Arguments(dict[str, Any]):

@@ -61,6 +61,7 @@ class ToolFormat:
     # gpt-oss: an answer is messages on channels; a call is one of them, in style "split", and ends the answer.
     channels: bool = False
     also_open: tuple[str, ...] = ()  # marks that models write before calls, though their template does not
+    plain_name: str = ""  # stands for a tool's name before text that is no call (functionary 3.2)
     shown_as: str = "tools"  # how the template gets tools: the name of a variable, SYSTEM_FIELD or SYSTEM_TEXT
     shows_calls: bool = True  # whether the template writes the calls of earlier answers
 
