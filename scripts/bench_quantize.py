@@ -4,8 +4,9 @@
 
 Writes an F16 source of random weights (16 GB for the whole 8b; --layers makes a smaller one), then lets both quantize
 it in turns, as processes of their own: the time from start to end, and the most memory that was resident, mapped pages
-of files included. Ours hashes the source and every tensor meanwhile, and writes its provenance. Both get as many
-threads as there are processors. Needs llama.cpp built by scripts/build_llama_cpp.py.
+of files included. Beside the time stands that of all processors together, which a busy machine disturbs less. Ours
+hashes the source and every tensor meanwhile, and writes its provenance. Both get as many threads as there are
+processors. Needs llama.cpp built by scripts/build_llama_cpp.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import gguf
 import numpy as np
 from command import LOCALINFER
 from measure import print_result, table
-from peer import add_peer_argument, binary, run_timed
+from peer import Timed, add_peer_argument, binary, run_timed
 from write_random_model import SHAPES, Shape, matrices, write_metadata
 
 from localinfer.formats.file_writer import FileWriter
@@ -89,39 +90,40 @@ def main() -> None:
             pool.submit(write_source, source, shape).result()
         for kind in arguments.types:
             threads = len(os.sched_getaffinity(0))
-            ours = [
-                *LOCALINFER,
-                "quantize",
-                source,
-                "--to",
-                kind,
-                "--no-report",
-                "-o",
-                output,
-            ]
+            ours = [*LOCALINFER, "quantize", source, "--to", kind, "--no-report", "-o", output]
             theirs = [program, source, output, kind, threads]
-            found: dict[str, list[tuple[float, int]]] = {"ours": [], "theirs": []}
+            found: dict[str, list[Timed]] = {"ours": [], "theirs": []}
             for _ in range(arguments.rounds):
                 for who, command in (("ours", ours), ("theirs", theirs)):
                     found[who].append(run_timed([str(part) for part in command], until_output=False))
                     size = output.stat().st_size
                     output.unlink()
-            seconds = {who: min(s for s, _ in runs) for who, runs in found.items()}
-            peak = {who: max(p for _, p in runs) for who, runs in found.items()}
-            ratio = statistics.median(t[0] / o[0] for o, t in zip(found["ours"], found["theirs"], strict=True))
+            fastest = {who: min(runs, key=lambda run: run.seconds) for who, runs in found.items()}
+            pairs = list(zip(found["ours"], found["theirs"], strict=True))
             rows.append(
                 {
                     "type": kind,
                     "size": size,
-                    "seconds": seconds["ours"],
-                    "llama_cpp_seconds": seconds["theirs"],
-                    "speed_ratio": ratio,
-                    "weights_per_second": weights / seconds["ours"],
-                    "peak_bytes": peak["ours"],
-                    "llama_cpp_peak_bytes": peak["theirs"],
+                    "seconds": fastest["ours"].seconds,
+                    "llama_cpp_seconds": fastest["theirs"].seconds,
+                    "speed_ratio": statistics.median(theirs.seconds / ours.seconds for ours, theirs in pairs),
+                    "processor_ratio": statistics.median(theirs.processor / ours.processor for ours, theirs in pairs),
+                    "weights_per_second": weights / fastest["ours"].seconds,
+                    "peak_bytes": max(run.peak for run in found["ours"]),
+                    "llama_cpp_peak_bytes": max(run.peak for run in found["theirs"]),
                 }
             )
-    names = ("type", "bytes", "seconds", "llama.cpp", "its time / ours", "weights/s", "peak bytes", "llama.cpp peak")
+    names = (
+        "type",
+        "bytes",
+        "seconds",
+        "llama.cpp",
+        "its time / ours",
+        "its processor time / ours",
+        "weights/s",
+        "peak bytes",
+        "llama.cpp peak",
+    )
     print(table(names, [tuple(row.values()) for row in rows]))
     print_result({"shape": shape.name, "layers": shape.layers, "weights": weights, "rows": rows})
 

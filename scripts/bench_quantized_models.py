@@ -2,10 +2,10 @@
 
     python scripts/bench_quantized_models.py [CHECKPOINT] [--rounds 7] [--threads 2] [--folder DIR]
 
-CHECKPOINT is a folder of a llama-type model with config.json and safetensors; without one, a model of 180 million random
-weights is written (the vocabulary is that of the small checkpoint in tests/data). It is quantized to each pair of types by
-`localinfer quantize`; then both answer in turn, in one process. Prints the median quotients of times, ours / GGUF's; the
-last line is JSON.
+CHECKPOINT is a folder of a llama-type model with config.json and safetensors; without one, a model of 180 million
+random weights is written (with the vocabulary of the small checkpoint in tests/data). It is quantized to each pair of
+types by `localinfer quantize`; then both answer in turn, in one process. Prints the median quotients of times, ours /
+GGUF's; the last line is JSON.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Starts:
         for who, command in self.commands.items():
             time.sleep(SETTLE_SECONDS)
             # llama-cli greets before it loads, so that its first byte says nothing: its time is that of the whole run.
-            self.seconds[who].append(run_timed(command, until_output=who != "llama-cli")[0])
+            self.seconds[who].append(run_timed(command, until_output=who != "llama-cli").seconds)
 
     @property
     def best_peer(self) -> str:
@@ -132,13 +132,13 @@ def prompt_of(tokens: int, tokenizer: LlamaCpp, text: str) -> str:
 
 def peak_memory(model: Path, threads: int, source: Path, prompt: str, context: int, tokens: int) -> dict[str, int]:
     """Peak bytes of the real programs, whole process."""
-    peaks = {OURS: run_timed(localinfer_run(model, prompt, threads, context, tokens))[1]}
+    peaks = {OURS: run_timed(localinfer_run(model, prompt, threads, context, tokens)).peak}
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
         file.write(prompt)
         file.flush()
         for name, command in peer_programs(source, model, threads, context).items():
             if name != "llama-cli":
-                peaks[name] = run_timed([*command, "-f", file.name, "-n", str(tokens)])[1]
+                peaks[name] = run_timed([*command, "-f", file.name, "-n", str(tokens)]).peak
     return peaks
 
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -143,8 +143,16 @@ class LlamaCpp(Child):
         return data
 
 
-def run_timed(command: Sequence[str | Path], until_output: bool = True) -> tuple[float, int]:
-    """Runs a program to its end: seconds from its start to its first byte of output (or its end), and peak bytes.
+class Timed(NamedTuple):
+    """What a program took: seconds, bytes of memory at most, and seconds of all processors."""
+
+    seconds: float
+    peak: int
+    processor: float
+
+
+def run_timed(command: Sequence[str | Path], until_output: bool = True) -> Timed:
+    """Runs a program to its end; `seconds` are those from its start to its first byte of output (or its end).
 
     The peak is the largest resident set that the kernel saw, mapped file pages included. The kernel starts a
     child's peak at its parent's, so the caller must hold less than what it measures.
@@ -164,4 +172,5 @@ def run_timed(command: Sequence[str | Path], until_output: bool = True) -> tuple
         seconds = time.perf_counter() - start
     if process.returncode != 0:
         raise SystemExit(f"error: status {process.returncode} from {command!r}")
-    return seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return Timed(seconds, peak, usage.ru_utime + usage.ru_stime)

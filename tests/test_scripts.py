@@ -208,8 +208,9 @@ def test_probe_compiles_and_reports(script: Load, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(peer, "DEFAULT_FOLDER", tmp_path)
     program = peer.compile_native(peer.NATIVE / "probe.cpp")
     assert program == peer.compile_native(peer.NATIVE / "probe.cpp")  # the second time from the folder
-    seconds, peak = peer.run_timed([program, "1"])
+    seconds, peak, processor = peer.run_timed([program, "1"])
     assert seconds > 0
+    assert processor > 0
     assert peak > 512 << 20  # it reads half a gigabyte
 
 
