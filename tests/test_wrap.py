@@ -3,52 +3,17 @@
 from __future__ import annotations
 
 import random
-import re
 
 import pytest
 
-from localinfer.cli.wrap import Wrapper, columns_of
+from localinfer.cli.wrap import Wrapper
+from screen import Screen
 
 COLUMNS = 20
 
 
-class Screen:
-    """What a terminal of COLUMNS columns shows. It breaks full lines only when one more character comes."""
-
-    def __init__(self) -> None:
-        self.lines: list[list[str]] = [[]]
-        self.column = 0
-
-    def write(self, text: str) -> None:
-        for code, character in re.findall(r"\x1b\[(\d*[A-Z])|(.)", text, re.DOTALL):
-            if code == "K":
-                del self.lines[-1][self.column :]
-            elif code:
-                assert code.endswith("D")
-                assert self.column < COLUMNS, "where the cursor is after the last column differs between terminals"
-                assert int(code[:-1]) <= self.column, "erases more than the line has"
-                self.column -= int(code[:-1])
-            elif character == "\n":
-                self.lines.append([])
-                self.column = 0
-            elif character == "\t":
-                self.write(" " * (8 - self.column % 8))
-            elif columns_of(character) == 0:
-                self.lines[-1][self.column - 1] += character
-            else:
-                if self.column + columns_of(character) > COLUMNS:
-                    self.lines.append([])
-                    self.column = 0
-                self.lines[-1][self.column :] = [character, ""][: columns_of(character)]
-                self.column += columns_of(character)
-
-    @property
-    def text(self) -> list[str]:
-        return ["".join(line).rstrip() for line in self.lines]
-
-
 def shown(*pieces: str) -> list[str]:
-    screen, wrapper = Screen(), Wrapper()
+    screen, wrapper = Screen(COLUMNS), Wrapper()
     for piece in pieces:
         screen.write(wrapper.feed(piece, COLUMNS))
     return screen.text
@@ -104,7 +69,7 @@ def test_the_pieces_do_not_matter_and_nothing_waits() -> None:
     for _ in range(200):
         text = " ".join(rng.choices(words, k=40))
         whole = shown(text)
-        screen, wrapper = Screen(), Wrapper()
+        screen, wrapper = Screen(COLUMNS), Wrapper()
         rest, given = text, ""
         while rest:
             cut = rng.randint(1, 12)
