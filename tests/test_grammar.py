@@ -45,14 +45,14 @@ def byte_token(llm: LLM, byte: int) -> int:
 
 def fits(grammars: Grammars, grammar: Grammar, llm: LLM, text: str) -> bool:
     """Whether the text is allowed token by token, and may end there."""
-    constraint = grammars.constraint(grammar)
+    matcher = grammars.matcher(grammar)
     for token in [*(byte_token(llm, byte) for byte in text.encode()), llm.tokenizer.eos_id]:
-        if constraint.complete and token == llm.tokenizer.eos_id:
+        if matcher.complete and token == llm.tokenizer.eos_id:
             return True
         assert token is not None
-        if not constraint.allowed()[token // 32] >> token % 32 & 1:
+        if not matcher.allowed()[token // 32] >> token % 32 & 1:
             return False
-        constraint.accept(token)
+        assert matcher.take(token)
     return True
 
 
@@ -75,7 +75,7 @@ def test_only_what_fits_may_come(
 
 
 def test_padding_of_the_logits_is_never_allowed(grammars: Grammars, llm: LLM) -> None:
-    bits = grammars.constraint(Grammar("regex", "(.|\n)*")).allowed()
+    bits = grammars.matcher(Grammar("regex", "(.|\n)*")).allowed()
     size = llm.tokenizer.vocab_size
     assert all(not bits[token // 32] >> token % 32 & 1 for token in range(size, size + 40))
 
@@ -98,7 +98,7 @@ def test_padding_of_the_logits_is_never_allowed(grammars: Grammars, llm: LLM) ->
 )
 def test_what_cannot_be_enforced_is_refused(grammars: Grammars, kind: Any, text: str, words: str) -> None:
     with pytest.raises(LocalInferError, match=re.escape(words)):
-        grammars.constraint(Grammar(kind, text))
+        grammars.matcher(Grammar(kind, text))
 
 
 def test_a_grammar_of_absurd_length_is_refused() -> None:
@@ -106,11 +106,11 @@ def test_a_grammar_of_absurd_length_is_refused() -> None:
         Grammar("regex", "a" * 2_000_000)
 
 
-def test_constraints_of_one_grammar_do_not_disturb_each_other(grammars: Grammars, llm: LLM) -> None:
-    first, second = (grammars.constraint(choice(["ab", "ac"])) for _ in range(2))
+def test_matchers_of_one_grammar_do_not_disturb_each_other(grammars: Grammars, llm: LLM) -> None:
+    first, second = (grammars.matcher(choice(["ab", "ac"])) for _ in range(2))
     a, b = (byte_token(llm, byte) for byte in b"ab")
     start = list(second.allowed())
-    first.accept(a)
+    assert first.take(a)
     assert list(second.allowed()) == start
     assert first.allowed()[b // 32] >> b % 32 & 1
 

@@ -13,6 +13,8 @@ import pytest
 
 from localinfer import LLM
 from localinfer.server.fields import UNKNOWN_FIELDS_HEADER
+from localinfer.server.response_input import Tools
+from localinfer.text.answer_reader import Call
 from scripted_model import write_scripted_model
 from served_app import Served, openai_client, served, served_scripted
 from test_server_tools import CALLING, TEMPLATE
@@ -110,7 +112,8 @@ def test_a_conversation_goes_on_without_anything_stored(client: openai.OpenAI) -
 
 def test_calls_can_be_forced(client: openai.OpenAI) -> None:
     for choice in ("required", {"type": "function", "name": "weather"}):
-        [call] = ask(client, tools=TOOLS[:1], tool_choice=choice, parallel_tool_calls=False).output
+        thought, call = ask(client, tools=TOOLS[:1], tool_choice=choice, parallel_tool_calls=False).output
+        assert thought.type == "reasoning", "it thinks before it calls"
         assert json.loads(call.arguments)["city"] in ("Oslo", "Rome")
 
 
@@ -125,13 +128,11 @@ def test_custom_tools_and_namespaces(client: openai.OpenAI) -> None:
         {"type": "custom", "name": "clock", "description": "Takes any text."},
         {"type": "namespace", "name": "sky", "description": "", "tools": [{**TOOLS[0], "name": "weather"}]},
     ]
-    # The model was taught to call them without their namespace; a forced call has its full name.
-    calls = [item for item in ask(client, tools=tools).output if "call" in item.type]
-    assert [item.type for item in calls] == ["function_call", "custom_tool_call"]
-    assert calls[1].input == ""
     choice = {"type": "function", "name": "weather", "namespace": "sky"}
-    [call] = ask(client, tools=tools, tool_choice=choice).output
-    assert (call.name, call.namespace) == ("weather", "sky")
+    [_, call] = ask(client, tools=tools, tool_choice=choice).output
+    assert (call.type, call.name, call.namespace) == ("function_call", "weather", "sky")
+    item = Tools(tools, "auto").called(Call("clock", '{"input": "noon"}'))
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "clock", "noon")
 
 
 def test_what_is_left_out_is_named(server: Served) -> None:

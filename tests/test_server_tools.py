@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import openai
 import pytest
 
 from localinfer import LLM
+from localinfer.server.fields import UNKNOWN_FIELDS_HEADER
 from scripted_model import write_scripted_model
 from served_app import Served, openai_client, served, served_scripted
 
@@ -45,7 +47,7 @@ WEATHER: dict[str, Any] = {
         "parameters": {
             "type": "object",
             "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
-            "required": ["city", "days"],
+            "required": ["city"],
             "additionalProperties": False,
         },
     },
@@ -130,9 +132,9 @@ def test_a_forced_call_fits_its_schema(client: openai.OpenAI) -> None:
         assert answer.finish_reason == "tool_calls"
         assert answer.message.content is None
         if name == "weather":
-            assert set(arguments) == {"city", "days"}
+            assert set(arguments) in ({"city"}, {"city", "days"})
             assert arguments["city"] in ("Oslo", "Rome")
-            assert arguments["days"] in range(1, 8)
+            assert arguments.get("days", 1) in range(1, 8)
     assert name == "weather", "it was asked for by its name"
 
 
@@ -185,10 +187,77 @@ def test_what_makes_no_sense_is_a_400(server: Served, fields: dict[str, Any], wo
 
 
 def test_a_schema_that_cannot_be_enforced_is_refused_where_it_must_be(server: Served, client: openai.OpenAI) -> None:
-    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
-    tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": parameters}}]
-    assert "uniqueItems" in refusal(server, tools=tools, tool_choice="required")["message"]
-    assert ask(client, tools=tools).choices[0].finish_reason == "tool_calls"
+    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    function = {"name": "weather", "description": "", "parameters": parameters}
+    tools: Any = [{"type": "function", "function": function}, CLOCK]
+    strict: Any = [{"type": "function", "function": {**function, "strict": True}}, CLOCK]
+    for fields in ({"tools": tools, "tool_choice": "required"}, {"tools": strict}):
+        error = refusal(server, **fields)
+        assert "uniqueItems" in error["message"]
+        assert (error["param"], error["code"]) == ("tools[0].function.parameters", "unsupported_grammar")
+    told = client.chat.completions.with_raw_response.create(
+        model="tiny", messages=HELLO, temperature=0, tools=tools, max_tokens=1000
+    )
+    assert told.headers[UNKNOWN_FIELDS_HEADER] == "tools.weather.parameters"
+    assert calls_of(told.parse().choices[0].message) == CALLS
+
+
+@pytest.mark.parametrize("days", [3, 9])
+def test_arguments_fit_their_schema_though_nobody_asked_for_a_call(client: openai.OpenAI, days: int) -> None:
+    """The model would write `{"city": "Oslo"}`: not where that is no city, nor where there must be more."""
+    function = {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome"]}, "days": {"const": days}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    }
+    [choice] = ask(client, tools=[{"type": "function", "function": function}], parallel_tool_calls=False).choices
+    assert calls_of(choice.message) == [("weather", {"city": "Rome", "days": days})]
+    assert (choice.message.content, choice.message.reasoning_content) == ("I look.", "Which city?")
+
+
+def test_one_call_only(client: openai.OpenAI) -> None:
+    [choice] = ask(client, parallel_tool_calls=False).choices
+    assert calls_of(choice.message) == CALLS[:1]
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_an_answer_of_a_schema_may_call_instead(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"n": {"const": 4}}, "required": ["n"], "additionalProperties": False}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    [choice] = ask(client, response_format=form).choices
+    # Behind the thought the model would say "I look.", which is neither: what is left is ranked by its id.
+    assert choice.message.reasoning_content == "Which city?"
+    assert choice.message.tool_calls or json.loads(choice.message.content) == {"n": 4}
+
+
+def test_a_grammar_binds_what_follows_the_thought(client: openai.OpenAI) -> None:
+    [choice] = ask(client, tools=[], extra_body={"guided_regex": "[0-9]{3}"}).choices
+    assert choice.message.reasoning_content == "Which city?"
+    assert re.fullmatch("[0-9]{3}", choice.message.content)
+
+
+@pytest.mark.parametrize("name", ["thinking_budget", "thinking_token_budget", "thinking_budget_tokens"])
+@pytest.mark.parametrize(("budget", "thought"), [(-1, "Which city?"), (2, "Which city"), (1, "Which"), (0, None)])
+def test_a_thought_ends_where_its_budget_does(
+    client: openai.OpenAI, name: str, budget: int, thought: str | None
+) -> None:
+    choices = ask(client, extra_body={name: budget}, n=2, max_tokens=60).choices
+    assert [getattr(choice.message, "reasoning_content", None) for choice in choices] == [thought] * 2
+
+
+def test_a_budget_and_a_grammar_go_together(client: openai.OpenAI) -> None:
+    more = {"guided_regex": "[0-9]{3}", "thinking_budget": 1}
+    [choice] = ask(client, tools=[], extra_body=more).choices
+    assert choice.message.reasoning_content == "Which"
+    assert re.fullmatch("[0-9]{3}", choice.message.content)
+
+
+def test_budgets_that_contradict_are_a_400(server: Served) -> None:
+    assert refusal(server, thinking_budget=1, thinking_token_budget=2)["param"] == "thinking_token_budget"
 
 
 def test_a_template_without_tools_refuses_them(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, get_args
 
 from localinfer.engine.checks import token_ids, wrong
 from localinfer.engine.pooling import Pool, Pooling
-from localinfer.engine.request import Choice, Request, TextDecoder
+from localinfer.engine.request import Choice, LogitsProcessor, Request, TextDecoder
 from localinfer.engine.sampler import new_draw
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.sequence import Sequence
 from localinfer.engine.stop import StopMatcher
 from localinfer.errors import ContextLengthError, LocalInferError
-from localinfer.text.grammar import Constraint, Grammar
+from localinfer.kernels.host.sampler import Breakers
+from localinfer.text.constraint import Bounds, Constraint
 
 if TYPE_CHECKING:
     from localinfer.engine.beam import BeamSearch
@@ -29,8 +30,9 @@ NewDecoder = Callable[[], TextDecoder] | None
 class Admission:
     """Numbers requests and knows what one may ask of a model with `vocab_size` tokens and so long a context.
 
-    `end_ids` are the tokens that the model ends an answer with; `constrain` makes what watches over an answer with a
-    grammar, and raises LocalInferError for one that cannot be followed.
+    `end_ids` are the tokens that the model ends an answer with; `constrain` makes what watches over an answer that is
+    bound, and raises LocalInferError for a grammar that cannot be followed; `find_breakers` finds DRY's sequence
+    breakers among the tokens.
     """
 
     def __init__(
@@ -38,15 +40,24 @@ class Admission:
         context: int,
         vocab_size: int,
         end_ids: Iterable[int],
-        constrain: Callable[[Grammar], Constraint] | None = None,
+        constrain: Callable[[Bounds], Constraint] | None = None,
+        find_breakers: Callable[[tuple[str, ...]], Breakers] | None = None,
     ) -> None:
         self._context = context
         self._vocab_size = vocab_size
         self._end_ids = frozenset(end_ids)
         self._constrain = constrain
+        self._find_breakers = find_breakers
         self._ids = itertools.count()
 
-    def answer(self, prompt: Tokens[int], params: SamplingParams, new_decoder: NewDecoder, priority: int) -> Request:
+    def answer(
+        self,
+        prompt: Tokens[int],
+        params: SamplingParams,
+        new_decoder: NewDecoder,
+        priority: int,
+        logits_processors: Iterable[LogitsProcessor] = (),
+    ) -> Request:
         """A request for answers; see Engine.add_request."""
         prompt = token_ids("the prompt", prompt, self._vocab_size)
         self._check_length(prompt, params.max_tokens)
@@ -54,7 +65,9 @@ class Admission:
         token_ids("logit_bias", params.logit_bias, self._vocab_size)
         if params.stop and new_decoder is None:
             raise LocalInferError("stop texts need a decoder, or use stop_token_ids")
+        processors = _processors(logits_processors)
         request = self._request(prompt, params, new_decoder, priority)
+        request.logits_processors = processors
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
             request.choices[0].sequence.rows_from = 0
@@ -77,6 +90,7 @@ class Admission:
     def _request(self, prompt: Tokens[int], params: SamplingParams, new_decoder: NewDecoder, priority: int) -> Request:
         id = next(self._ids)
         seed = int.from_bytes(os.urandom(6), "little") if params.seed is None else params.seed
+        breakers = self.breakers(params)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
         choices = [
             Choice(
@@ -84,8 +98,8 @@ class Admission:
                 Sequence.of_prompt(id, prompt, index=index, priority=priority),
                 new_decoder() if new_decoder else None,
                 StopMatcher(params.stop),
-                new_draw(params, seed, index),
-                constraint=None if params.grammar is None else self.constraint(params.grammar),
+                new_draw(params, seed, index, breakers),
+                constraint=self.constraint(params),
             )
             for index in range(params.drawn)
         ]
@@ -101,11 +115,24 @@ class Admission:
             banned=array("i", sorted(stop_ids)),
         )
 
-    def constraint(self, grammar: Grammar) -> Constraint:
-        """What watches over one answer. Any thread may call it. LocalInferError if the grammar cannot be followed."""
+    def constraint(self, params: SamplingParams) -> Constraint | None:
+        """What watches over one answer; None if nothing binds it. Any thread may call it.
+
+        LocalInferError if a grammar cannot be followed.
+        """
+        if (bounds := params.bounds) is None:
+            return None
         if self._constrain is None:
             raise LocalInferError("this engine was made without a vocabulary, and cannot follow a grammar")
-        return self._constrain(grammar)
+        return self._constrain(bounds)
+
+    def breakers(self, params: SamplingParams) -> Breakers | None:
+        """What DRY's sequence breakers are in tokens. Any thread may call it."""
+        if not (params.looks_back and params.dry_sequence_breakers):
+            return None
+        if self._find_breakers is None:
+            raise LocalInferError("this engine was made without a vocabulary, and cannot find dry_sequence_breakers")
+        return self._find_breakers(params.dry_sequence_breakers)
 
     def _search(self, request: Request, new_decoder: NewDecoder) -> BeamSearch:
         params, stop_ids = request.params, request.stop_ids
@@ -140,3 +167,13 @@ class Admission:
                 f"the prompt has {len(prompt)} tokens{more}, but the context holds {self._context}",
                 f"shorten the prompt, {lower}or load the model with a larger context",
             )
+
+
+def _processors(given: Iterable[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
+    if not isinstance(given, Iterable):
+        raise wrong("logits_processors", given, "a sequence of functions of the tokens and the logits")
+    found = tuple(given)
+    for each in found:
+        if not callable(each):
+            raise wrong("an item of logits_processors", each, "a function of the tokens and the logits")
+    return found

@@ -50,7 +50,7 @@ class DraftModel:
         self.catching_up = False  # whether the last call of `propose` computed more than the latest tokens
         self._executable = executable
         self._config = config
-        self._sampler = Sampler(vocab_size)
+        self._sampler = Sampler(vocab_size, config.context)
         self._shadows: dict[Sequence, _Shadow] = {}
 
     def propose(self, wanted: Iterable[tuple[Sequence, int]], guess: Guess) -> list[array[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,7 +13,15 @@ from localinfer.engine.admission import Admission
 from localinfer.engine.kv import BlockManager
 from localinfer.engine.loop import loop_period
 from localinfer.engine.pooling import Pool, Pooling
-from localinfer.engine.request import Choice, FinishReason, Output, Request, TextDecoder, TokenLogprob
+from localinfer.engine.request import (
+    Choice,
+    FinishReason,
+    LogitsProcessor,
+    Output,
+    Request,
+    TextDecoder,
+    TokenLogprob,
+)
 from localinfer.engine.runner import Rows, run_step
 from localinfer.engine.sampler import Sampler
 from localinfer.engine.sampling import SamplingParams
@@ -24,7 +32,8 @@ from localinfer.engine.statistics import EngineStatistics
 from localinfer.engine.step_times import StepTimes
 from localinfer.errors import LocalInferError
 from localinfer.kernels.base import Cancelled, Executable, LoadConfig
-from localinfer.text.grammar import Constraint, Grammar
+from localinfer.kernels.host.sampler import Breakers
+from localinfer.text.constraint import Bounds, Constraint
 
 if TYPE_CHECKING:
     from localinfer.engine.beam import BeamSearch
@@ -49,11 +58,12 @@ class Engine:
         paced: bool = True,
         speculation: SpeculationMode = "off",
         draft: DraftModel | None = None,
-        constrain: Callable[[Grammar], Constraint] | None = None,
+        constrain: Callable[[Bounds], Constraint] | None = None,
+        find_breakers: Callable[[tuple[str, ...]], Breakers] | None = None,
     ) -> None:
         """`end_ids` are the tokens that the model ends an answer with; `chunk` is as in Scheduler; not `paced` means
         that prompts come in pieces that are as large beside answers as without. `constrain` makes what watches over an
-        answer with a grammar.
+        answer that is bound, `find_breakers` finds the texts among the tokens that end DRY's repetitions.
 
         A draft model belongs to the engine, which closes it.
         """
@@ -76,8 +86,8 @@ class Engine:
             speculation, self.kv, times, max_tokens=config.max_tokens, max_rows=config.max_rows, draft=draft
         )
         self._executable = executable
-        self._sampler = Sampler(vocab_size)
-        self._admission = Admission(config.context, vocab_size, end_ids, constrain)
+        self._sampler = Sampler(vocab_size, config.context)
+        self._admission = Admission(config.context, vocab_size, end_ids, constrain, find_breakers)
         self._requests: dict[int, Request] = {}
         self._aborted: deque[int] = deque()
         self._in_step: frozenset[int] = frozenset()
@@ -102,12 +112,16 @@ class Engine:
             kv_waste_tokens=sum(kv.waste(sequence) for sequence in (*scheduler.running, *scheduler.parked)),
         )
 
-    def prepare(self, grammar: Grammar) -> None:
-        """Compiles a grammar ahead, which may take a second. Any thread may call it.
+    def prepare(self, params: SamplingParams) -> None:
+        """Compiles what binds an answer ahead, which may take a second. Any thread may call it.
 
-        LocalInferError says what of it is wrong, or cannot be enforced.
+        LocalInferError says what of a grammar is wrong, or cannot be enforced.
         """
-        self._admission.constraint(grammar)
+        self._admission.constraint(params)
+
+    def prepare_breakers(self, params: SamplingParams) -> None:
+        """Finds DRY's sequence breakers ahead, which may take a tenth of a second. Any thread may call it."""
+        self._admission.breakers(params)
 
     def add_request(
         self,
@@ -116,13 +130,14 @@ class Engine:
         new_decoder: Callable[[], TextDecoder] | None = None,
         *,
         priority: int = 0,
+        logits_processors: Iterable[LogitsProcessor] = (),
     ) -> Request:
         """Queues a prompt of token ids. ContextLengthError if it cannot be answered in the context.
 
         `new_decoder` makes the decoder of one answer; without it outputs have no text, and stop texts cannot be
-        found. A lower `priority` is served earlier.
+        found. A lower `priority` is served earlier. LLM.stream says what `logits_processors` are.
         """
-        return self._queue(self._admission.answer(prompt, params, new_decoder, priority))
+        return self._queue(self._admission.answer(prompt, params, new_decoder, priority, logits_processors))
 
     def add_embedding(self, prompt: Tokens[int], *, pooling: Pooling = "mean", priority: int = 0) -> Request:
         """Queues token ids whose hidden states are wanted as one vector, `Request.embedding` once it is finished.
@@ -236,11 +251,20 @@ class Engine:
         return max(0, most - 1)
 
     def _guess(self, sampler: Sampler, sequence: Sequence, shadow: Sequence, logits: int) -> int:
-        """What the target would draw from logits of a draft model. LocalInferError if it is not among its tokens."""
+        """What the target would draw from logits of a draft model. LocalInferError if it is not among its tokens.
+
+        Logits processors are not asked: they see each token of an answer once.
+        """
         request = self._requests[sequence.id]
         early = len(shadow.tokens) - shadow.prompt_length < request.params.min_tokens
         draw, banned = request.choices[sequence.index].draw, request.banned if early else None
-        token, _ = sampler.draw(logits, shadow, request.params, draw, banned)
+        learned = draw.mirostat_mu
+        if len(shadow.tokens) > len(sequence.tokens):
+            draw.accept()  # as if the tokens guessed before were part of the answer
+        try:
+            token, _ = sampler.draw(logits, shadow, request.params, draw, banned)
+        finally:
+            draw.mirostat_mu = learned
         if token >= self.vocab_size:
             raise LocalInferError(f"token {token} is not in the vocabulary")
         return token
@@ -307,7 +331,8 @@ class Engine:
         early = len(sequence.tokens) - sequence.prompt_length < request.params.min_tokens
         draw, banned = request.choices[0].draw, request.banned if early else None
         count = search.width + len(request.stop_ids)
-        found = self._sampler.candidates(logits, sequence, request.params, draw, banned, count)
+        processors = request.logits_processors
+        found = self._sampler.candidates(logits, sequence, request.params, draw, banned, count, processors)
         self.scheduler.park(sequence)
         if search.offer(sequence, found):
             self._search_on(request, search)
@@ -345,10 +370,11 @@ class Engine:
     def _draw(self, request: Request, choice: Choice, logits: int) -> None:
         params, sequence = request.params, choice.sequence
         early = choice.generated_count < params.min_tokens
-        banned, allowed = request.banned if early else None, None
-        if choice.constraint is not None:
-            banned, allowed = None, choice.constraint.allowed()
-        token, logprob = self._sampler.draw(logits, sequence, params, choice.draw, banned, allowed)
+        allowed = choice.constraint.allowed() if choice.constraint is not None else None
+        banned = request.banned if early and allowed is None else None
+        processors = request.logits_processors
+        token, logprob = self._sampler.draw(logits, sequence, params, choice.draw, banned, allowed, processors)
+        choice.draw.accept()
         request.last_token = time.perf_counter()
         request.first_token = request.first_token or request.last_token
         self._counters.generated_tokens += 1

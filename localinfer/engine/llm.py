@@ -14,7 +14,7 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -28,7 +28,15 @@ from localinfer.engine.load import chat_defaults, load, say
 from localinfer.engine.plan import CHUNK, Plan, Wishes, kv_types
 from localinfer.engine.pooling import Pooling
 from localinfer.engine.prompt import Message, chat_prompt
-from localinfer.engine.request import Choice, FinishReason, Output, Request, TextDecoder, TokenLogprob
+from localinfer.engine.request import (
+    Choice,
+    FinishReason,
+    LogitsProcessor,
+    Output,
+    Request,
+    TextDecoder,
+    TokenLogprob,
+)
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.speculation import SpeculationMode
 from localinfer.errors import LocalInferError, UnsupportedError
@@ -39,8 +47,10 @@ from localinfer.text.chat_template import ChatTemplate, template_for
 from localinfer.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
+    from localinfer.text.constraint import Thought
     from localinfer.text.tool_format import ReasoningFormat, ToolFormat
 
+PROMPT_END = 16  # tokens of a prompt that may end with the mark of a thought
 UNMARKED = (
     "the chat template changes the texts of messages, so that special tokens in them cannot be told from its own: "
     "a message that spells one is read as having it"
@@ -286,19 +296,32 @@ class LLM(Closing):
 
         return tool_format(self.chat_template) if self.chat_template else None
 
+    def thought(self, prompt: Sequence[int]) -> Thought | None:
+        """Where a prompt leaves what the model thinks before it answers; None if it has no marks for that."""
+        from localinfer.text.constraint import thought_behind
+
+        marks = self.reasoning_format
+        return None if marks is None else thought_behind(marks, self.tokenizer.decode(list(prompt)[-PROMPT_END:]))
+
     @property
     def engine(self) -> Engine:
         """The loop behind it, for those who run it themselves; then nobody calls the methods here that answer."""
         return self._engine
 
     def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **sampling: Any
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        logits_processors: Iterable[LogitsProcessor] = (),
+        **sampling: Any,
     ) -> Completion:
         """Continues a text (or token ids) and returns when the answer is complete.
 
-        Special tokens are not looked for in the text; BOS is put in front where the model wants it.
+        Special tokens are not looked for in the text; BOS is put in front where the model wants it. `stream` says what
+        `logits_processors` are.
         """
-        return _finished(self.stream(prompt, params, **sampling))
+        return _finished(self.stream(prompt, params, logits_processors=logits_processors, **sampling))
 
     def stream(
         self,
@@ -306,16 +329,26 @@ class LLM(Closing):
         params: SamplingParams | None = None,
         *,
         decoder: Callable[[], TextDecoder] | None = None,
+        logits_processors: Iterable[LogitsProcessor] = (),
         **sampling: Any,
     ) -> TextStream:
         """Like `generate`, piece by piece. A prompt that does not fit the context is a ContextLengthError at once.
 
         `decoder` makes what turns the tokens of an answer into text; without it, special tokens have none.
+
+        `logits_processors` are functions of the tokens so far (prompt and answer, an `array("i")` of their own) and the
+        logits of the next one (a memoryview of floats; numpy.frombuffer makes an array of it, without a copy). They
+        change the logits in place, one after the other, before everything that SamplingParams says; log probabilities
+        stay those of the model. Each is called once for each token of each answer (or of each beam), in order and in
+        the thread that runs the model, and slows all answers down by the time that it takes. The answer is the same
+        whatever runs beside it if what they do follows from their arguments. Tokens guessed ahead (`speculation`) do
+        not reach them: guesses are wrong more often, which costs time only. An exception in one ends the request, as a
+        LocalInferError.
         """
         ids = self.tokenize(prompt) if isinstance(prompt, str) else prompt
         chosen = _chosen(params, SamplingParams(), sampling)
         plain = partial(self.tokenizer.detokenizer, skip_special=True, strip_prefix=False)
-        return self._start(ids, chosen, decoder or plain)
+        return self._start(ids, chosen, decoder or plain, logits_processors)
 
     def embed(self, prompt: str | Sequence[int], *, pooling: Pooling = "mean") -> array[float]:
         """One vector (float32, not normalized) for a text or token ids: the pooled hidden states of its tokens.
@@ -342,6 +375,7 @@ class LLM(Closing):
         *,
         stream: Literal[False] = False,
         template_variables: Mapping[str, Any] | None = None,
+        logits_processors: Iterable[LogitsProcessor] = (),
         **sampling: Any,
     ) -> Completion: ...
 
@@ -353,6 +387,7 @@ class LLM(Closing):
         *,
         stream: Literal[True],
         template_variables: Mapping[str, Any] | None = None,
+        logits_processors: Iterable[LogitsProcessor] = (),
         **sampling: Any,
     ) -> TextStream: ...
 
@@ -363,6 +398,7 @@ class LLM(Closing):
         *,
         stream: bool = False,
         template_variables: Mapping[str, Any] | None = None,
+        logits_processors: Iterable[LogitsProcessor] = (),
         **sampling: Any,
     ) -> Completion | TextStream:
         """Answers messages (`{"role": ..., "content": ...}`), written in the form that the model was trained on.
@@ -370,12 +406,15 @@ class LLM(Closing):
         What earlier turns computed is not computed again: append `Completion.message` to the messages and the next
         turn processes its new tokens only (engine/prompt.py). Special tokens in message contents are plain text; a
         note is added to `notes` and written to standard error where the template does not allow that.
-        `template_variables` reach the chat template (`enable_thinking`, ...). UnsupportedError if the model has no
+        `template_variables` reach the chat template (`enable_thinking`, ...); `stream` says what `logits_processors`
+        are. UnsupportedError if the model has no
         chat template.
         """
         ids = self.chat_tokens(messages, template_variables)
         chosen = _chosen(params, self.chat_defaults, sampling)
-        answer = self._start(ids, chosen, lambda: self.tokenizer.detokenizer(skip_special=True))
+        if chosen.grammar is not None and chosen.thought is None:
+            chosen = chosen.changed(thought=self.thought(ids))  # the grammar binds what follows it
+        answer = self._start(ids, chosen, lambda: self.tokenizer.detokenizer(skip_special=True), logits_processors)
         return answer if stream else _finished(answer)
 
     def chat_tokens(
@@ -425,9 +464,17 @@ class LLM(Closing):
             self._engine.close()
             self._file.close()
 
-    def _start(self, ids: Sequence[int], params: SamplingParams, new_decoder: Callable[[], TextDecoder]) -> TextStream:
+    def _start(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        new_decoder: Callable[[], TextDecoder],
+        logits_processors: Iterable[LogitsProcessor],
+    ) -> TextStream:
         self._check_open()
-        request = self._engine.add_request(ids, params, new_decoder)
+        if params.thinking_budget is not None and params.thought is None:
+            params = params.changed(thought=self.thought(ids))
+        request = self._engine.add_request(ids, params, new_decoder, logits_processors=logits_processors)
         stream = TextStream(self, request)
         self._streams[request.id] = stream
         return stream

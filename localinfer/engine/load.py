@@ -17,7 +17,8 @@ from localinfer.formats.model_file import ModelFile
 from localinfer.kernels import BACKENDS
 from localinfer.kernels import backend as find_backend
 from localinfer.kernels.base import Backend, Executable, Progress
-from localinfer.text.grammar import Grammars
+from localinfer.text.constraint import Constraints
+from localinfer.text.sequence_breakers import SequenceBreakers
 from localinfer.text.tokenizer import Tokenizer
 from localinfer.text.vocabulary_difference import vocabulary_difference
 
@@ -32,6 +33,11 @@ _SAMPLING_KEYS = {
     "min_p": ("min_p", float),
     "penalty_repeat": ("repetition_penalty", float),
     "penalty_last_n": ("penalty_window", int),
+    "xtc_probability": ("xtc_probability", float),
+    "xtc_threshold": ("xtc_threshold", float),
+    "mirostat": ("mirostat", int),
+    "mirostat_tau": ("mirostat_tau", float),
+    "mirostat_eta": ("mirostat_eta", float),
 }
 
 
@@ -149,7 +155,8 @@ def load(
         prefix_cache=prefix_cache,
         speculation=speculation,
         draft=drafting,
-        constrain=Grammars(tokenizer, model.plan.program.vocab_size).constraint,
+        constrain=Constraints(tokenizer, model.plan.program.vocab_size).constraint,
+        find_breakers=SequenceBreakers(tokenizer, model.plan.program.vocab_size).find,
     )
     return Loaded(engine, model.plan, (*tokenizer.notes, *model.notes))
 

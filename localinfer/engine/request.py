@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -15,7 +16,7 @@ from localinfer.kernels.host.sampler import Draw
 
 if TYPE_CHECKING:
     from localinfer.engine.beam import BeamSearch
-    from localinfer.text.grammar import Constraint
+    from localinfer.text.constraint import Constraint
 
 FinishReason = Literal["stop", "length", "cancelled", "error", "loop"]
 
@@ -26,6 +27,10 @@ class TextDecoder(Protocol):
     def push(self, token: int) -> str: ...
 
     def finish(self) -> str: ...
+
+
+# From the tokens so far, prompt and answer, and a row of logits that it changes in place. LLM.stream says more.
+LogitsProcessor = Callable[["array[int]", "memoryview[float]"], object]
 
 
 class TokenLogprob(NamedTuple):
@@ -45,7 +50,7 @@ class Choice:
     decoder: TextDecoder | None
     stops: StopMatcher
     draw: Draw
-    constraint: Constraint | None = None  # what its grammar allows
+    constraint: Constraint | None = None  # what may come next in it
     logprobs: list[TokenLogprob] = field(default_factory=list)  # if asked for, or needed to rank the choices
     withheld: list[Output] = field(default_factory=list)  # until it is certain that this choice is given
     finish_reason: FinishReason | None = None
@@ -89,6 +94,7 @@ class Request:
     arrived: float
     stop_ids: frozenset[int]
     banned: array[int]  # what cannot be drawn before min_tokens
+    logits_processors: tuple[LogitsProcessor, ...] = ()
     prompt_logprobs: list[TokenLogprob | None] | None = None  # of the prompt's tokens so far; None of the first
     search: BeamSearch | None = None
     pool: Pool | None = None

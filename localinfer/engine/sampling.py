@@ -9,11 +9,13 @@ from typing import Any
 
 from localinfer.engine.checks import number, whole, wrong
 from localinfer.errors import LocalInferError
+from localinfer.text.constraint import Bounds, CallBounds, Thought
 from localinfer.text.grammar import Grammar
 
 # The sampler calculates with logits in float32: what is further out makes them infinite, and means nothing.
 LARGEST, SMALLEST_DIVISOR = 1e9, 1e-9
 MOST_CHOICES = 128  # answers to one request
+MOST_BREAKERS, LONGEST_BREAKER = 32, 40  # sequence breakers of DRY, and characters in one
 
 # name -> the rule in words, and its test
 _NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
@@ -31,6 +33,15 @@ _NUMBERS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "presence_penalty": (f"from {-LARGEST:g} to {LARGEST:g}", lambda x: abs(x) <= LARGEST),
     "frequency_penalty": (f"from {-LARGEST:g} to {LARGEST:g}", lambda x: abs(x) <= LARGEST),
     "length_penalty": ("from -10 to 10", lambda x: abs(x) <= 10),
+    "dry_multiplier": (f"from 0 (off) to {LARGEST:g}", lambda x: 0 <= x <= LARGEST),
+    "dry_base": (f"from 1 to {LARGEST:g}", lambda x: 1 <= x <= LARGEST),
+    "top_n_sigma": (f"from 0 (off) to {LARGEST:g}", lambda x: 0 <= x <= LARGEST),
+    "dynatemp_range": (f"from 0 (off) to {LARGEST:g}", lambda x: 0 <= x <= LARGEST),
+    "dynatemp_exponent": (f"from 0 to {LARGEST:g}", lambda x: 0 <= x <= LARGEST),
+    "xtc_probability": ("from 0 (off) to 1", lambda x: 0 <= x <= 1),
+    "xtc_threshold": ("from 0 to 1", lambda x: 0 <= x <= 1),
+    "mirostat_tau": ("from 0 to 1000", lambda x: 0 <= x <= 1000),
+    "mirostat_eta": ("from 0 to 1000", lambda x: 0 <= x <= 1000),
 }
 # name, least, most, the rule in words ("": made of the two)
 _WHOLE_NUMBERS = (
@@ -44,8 +55,13 @@ _WHOLE_NUMBERS = (
     ("beam_width", 0, MOST_CHOICES, f"a whole number from 0 (no beam search) to {MOST_CHOICES}"),
     ("top_logprobs", 0, None, ""),
     ("prompt_logprobs", 0, None, ""),
+    ("dry_allowed_length", 0, None, ""),
+    ("dry_penalty_last_n", -1, None, "a whole number >= -1 (-1: all tokens, 0: off)"),
+    ("mirostat", 0, 2, "0 (off), 1 or 2"),
+    ("thinking_budget", 0, None, ""),
 )
-_MAY_BE_NONE = ("seed", "max_tokens", "best_of", "prompt_logprobs")
+_MAY_BE_NONE = ("seed", "max_tokens", "best_of", "prompt_logprobs", "thinking_budget")
+_NOT_IN_A_SEARCH = ("grammar", "calls", "thinking_budget", "best_of")
 
 
 @dataclass(frozen=True)
@@ -58,18 +74,38 @@ class SamplingParams:
     2. penalties, on the logits, over the last `penalty_window` tokens (0: all). `repetition_penalty` r (Keskar et al.
        2019, arXiv:1909.05858) looks at prompt and answer: l / r if l > 0, else l * r. `presence_penalty` and
        `frequency_penalty` look at the answer only, where the token occurs n > 0 times: l - presence - frequency * n.
-    3. `temperature`: l / temperature. 0 is greedy: the token that ranks first, and nothing below matters.
-    4. `top_k`: the first k (0: all).
-    5. `typical_p` (Meister et al. 2023, arXiv:2202.00666): ranked by |entropy + log p| ascending, the fewest tokens
+    3. DRY (p-e-w 2024, https://github.com/oobabooga/text-generation-webui/pull/5677), if `dry_multiplier` > 0: where
+       the last n >= `dry_allowed_length` tokens stand a second time among the last `dry_penalty_last_n` ones (-1: of
+       all, 0: off), the token behind them there gets l - dry_multiplier * dry_base ** (n - dry_allowed_length), for
+       its largest n. None of these n belongs to a text of `dry_sequence_breakers`, and tokens that hold a whole one
+       are left alone.
+    4. `temperature` 0 is greedy: the token that ranks first of those that may be drawn, and nothing below matters.
+    5. `top_n_sigma` n (Tang et al. 2024, arXiv:2411.07641): the logits >= the largest - n * the standard deviation of
+       all (0: off).
+    6. `top_k`: the first k (0: all).
+    7. `temperature` t: l / t. If `dynatemp_range` d > 0 (as in llama.cpp, after Zhu et al. 2023, arXiv:2309.02772), t
+       depends on the entropy H of the tokens left, whose number is N: it is low + (high - low) * (H / ln N) **
+       dynatemp_exponent, with low = max(0, temperature - d) and high = temperature + d.
+    8. `typical_p` (Meister et al. 2023, arXiv:2202.00666): ranked by |entropy + log p| ascending, the fewest tokens
        whose probabilities reach typical_p.
-    6. `top_p`: the fewest first tokens whose probabilities reach top_p.
-    7. `min_p`: those at least min_p times as likely as the likeliest that is left.
-    8. one draw: the tokens left, ascending by id, divide [0, 1) in proportion to their probabilities; the number
-       that picks one of them is a function (Philox4x32-10) of the seed, the position and the answer's number alone.
-       So a request gives the same tokens alone or in a crowd, and its first answer is that of a request for one.
-       `seed` None takes one at random, which the answer names.
+    9. `top_p`: the fewest first tokens whose probabilities reach top_p.
+    10. `min_p`: those at least min_p times as likely as the likeliest that is left.
+    11. XTC (p-e-w 2024, https://github.com/oobabooga/text-generation-webui/pull/6335), with `xtc_probability` at each
+        token: if several tokens have probabilities >= `xtc_threshold`, all of these go but the one that ranks last.
+    12. one draw: the tokens left, ascending by id, divide [0, 1) in proportion to their probabilities; the number
+        that picks one of them is a function (Philox4x32-10) of the seed, the position and the answer's number alone,
+        and so is that of 11. So a request gives the same tokens alone or in a crowd, and its first answer is that of a
+        request for one. `seed` None takes one at random, which the answer names.
 
-    Probabilities in 5, 6 and 7 are those of the tokens that the steps before have left. Generation ends with a token
+    `mirostat` (Basu et al. 2021, arXiv:2007.14966) stands for 5 to 11, with a fixed `temperature`. It keeps a number
+    mu, which begins as 2 * mirostat_tau; after a token of probability p among those left it becomes
+    mu - mirostat_eta * (-log2 p - mirostat_tau), so that surprises come to be `mirostat_tau` bits on average. 2 leaves
+    the tokens with -log2 p <= mu, or the first in rank. 1 leaves the first k = (e * 2**mu / (1 - N**-e)) ** (1/s) of a
+    vocabulary of N, where s = 1 + e is how fast the first 100 probabilities fall with the rank (least squares of their
+    logarithms).
+
+    Probabilities in 8 to 11 are those of the tokens that the steps before have left. What a grammar forbids, and what
+    may not end the answer yet, goes before 4. Generation ends with a token
     that the model ends with (unless `ignore_eos`) or that `stop_token_ids` names, with a text in `stop` (which is not
     part of the answer), after `max_tokens` (None: no limit but the context), or where the context is full. Before
     `min_tokens` no such token can be drawn, and no stop text ends it. `loop_detection` also ends an answer that repeats
@@ -81,13 +117,16 @@ class SamplingParams:
 
     `n` answers are given; of `best_of` that are drawn, the n whose mean log probability (of the logits as the model
     gave them) per token is largest, best first. `beam_width` w > 0 searches instead of drawing: at every place the w
-    unfinished answers are kept whose log probabilities (of the logits after 1 and 2) add up to most; finished ones are
+    unfinished answers are kept whose log probabilities (of the logits after 1 to 3) add up to most; finished ones are
     ranked by that sum divided by length ** `length_penalty`, and the search ends as soon as w are finished and no
     unfinished one ranks before the last of these as it stands. The n that rank first are given.
 
     With a `grammar` only tokens can be drawn with which the answer can still come to fit it, and those that the model
     ends with only where it fits; it ends where nothing may follow, whatever `min_tokens` says. An answer that is cut
-    off by `max_tokens` fits up to there.
+    off by `max_tokens` fits up to there. `calls` binds calls of tools in the same way. What the model thinks before it
+    answers is not bound: `thought` tells how it marks that (LLM.chat and the server find out), and after
+    `thinking_budget` tokens (None: any number, 0: it does not think) the mark that ends it is forced. A model that
+    does not think stays within any budget.
     """
 
     temperature: float = 0.0
@@ -115,6 +154,22 @@ class SamplingParams:
     length_penalty: float = 1.0
     loop_detection: bool = False
     grammar: Grammar | None = None
+    calls: CallBounds | None = None
+    thought: Thought | None = None
+    thinking_budget: int | None = None
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    top_n_sigma: float = 0.0
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
 
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)  # the class is frozen
@@ -130,6 +185,7 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise wrong("min_tokens", self.min_tokens, f"<= max_tokens, which is {self.max_tokens}")
         put("stop", _texts("stop", self.stop))
+        put("dry_sequence_breakers", _breakers(self.dry_sequence_breakers))
         if isinstance(self.stop_token_ids, str | bytes) or not isinstance(self.stop_token_ids, Iterable):
             raise wrong("stop_token_ids", self.stop_token_ids, "a sequence of token ids")
         put("stop_token_ids", tuple(whole("a token id of stop_token_ids", i, 0) for i in self.stop_token_ids))
@@ -140,6 +196,10 @@ class SamplingParams:
         put("logit_bias", _bias(self.logit_bias))
         if not isinstance(self.grammar, Grammar | None):
             raise wrong("grammar", self.grammar, "a Grammar (localinfer/text/grammar.py), or None")
+        if not isinstance(self.calls, CallBounds | None):
+            raise wrong("calls", self.calls, "a CallBounds (localinfer/text/constraint.py), or None")
+        if not isinstance(self.thought, Thought | None):
+            raise wrong("thought", self.thought, "a Thought (localinfer/text/constraint.py), or None")
         self._check_choices()
 
     def _check_choices(self) -> None:
@@ -149,9 +209,18 @@ class SamplingParams:
             return
         if self.beam_width < self.n:
             raise wrong("beam_width", self.beam_width, f">= n, which is {self.n}")
-        for name, needed in (("temperature", 0), ("best_of", None), ("loop_detection", False), ("grammar", None)):
+        unset = dict.fromkeys(_NOT_IN_A_SEARCH)
+        for name, needed in {"temperature": 0, "loop_detection": False, **unset}.items():
             if getattr(self, name) != needed:
                 raise wrong(name, getattr(self, name), f"{needed!r} for a beam search")
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """What binds the answer; None if nothing does."""
+        limited = self.thought is not None and self.thinking_budget is not None
+        if self.grammar is None and self.calls is None and not limited:
+            return None
+        return Bounds(self.grammar, self.calls, self.thought, self.thinking_budget)
 
     @property
     def drawn(self) -> int:
@@ -166,6 +235,11 @@ class SamplingParams:
     @property
     def penalizes(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether DRY has anything to do."""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
     def changed(self, **changes: Any) -> SamplingParams:
         """A copy with other values; LocalInferError names a parameter that does not exist."""
@@ -187,6 +261,14 @@ def _bias(value: Any) -> dict[int, float]:
         if not abs(added) <= LARGEST:
             raise wrong(name, given, rule)
     return bias
+
+
+def _breakers(value: Any) -> tuple[str, ...]:
+    texts = _texts("dry_sequence_breakers", value)
+    if len(texts) > MOST_BREAKERS or any(len(text) > LONGEST_BREAKER for text in texts):
+        rule = f"at most {MOST_BREAKERS} texts of at most {LONGEST_BREAKER} characters"
+        raise wrong("dry_sequence_breakers", texts, rule)
+    return texts
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:

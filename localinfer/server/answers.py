@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from localinfer.engine.llm import LLM
+from localinfer.engine.sampling import SamplingParams
 from localinfer.errors import LocalInferError
 from localinfer.server.errors import invalid
 from localinfer.server.schemas.chat import ChatCompletionRequest, NamedTool
 from localinfer.text.answer_marks import AnswerMarks
-from localinfer.text.grammar import Grammar
-from localinfer.text.tool_grammar import call_grammar
+from localinfer.text.constraint import CallBounds
+from localinfer.text.tool_grammar import call_bounds
 
 
 class AnswerForm(AnswerMarks):
@@ -21,6 +23,7 @@ class AnswerForm(AnswerMarks):
         """`tools` are those of the fields as they came: their further keys reach the chat template."""
         self._llm = llm
         self._fields = fields
+        self.unbound: list[str] = []  # what a client should know is not enforced
         choice = fields.tool_choice
         self._shown = list(tools or ()) if fields.tools and choice != "none" else None
         schemas = {tool.function.name: tool.function.parameters for tool in fields.tools or ()}
@@ -53,15 +56,42 @@ class AnswerForm(AnswerMarks):
         choice = self._fields.tool_choice
         return choice.function.name if isinstance(choice, NamedTool) else None
 
-    def grammar(self) -> Grammar | None:
-        """What binds the answer if a call is forced. ApiError 400 if that cannot be done for this model."""
-        form = self._llm.tool_format
-        if not self.forced or form is None:
+    def calls(self) -> CallBounds | None:
+        """What binds the calls in an answer. ApiError 400 for a schema that cannot be enforced where it must be.
+
+        It must be where a call is forced, or the tool is `strict`. Else a call may have any arguments, and `unbound`
+        names the tools.
+        """
+        form, tools = self._llm.tool_format, self.tools
+        if not self._shown or form is None:
             return None
-        tools = {self._named: self.tools[self._named]} if self._named is not None else self.tools
+        if self._named is not None:
+            tools = {self._named: tools[self._named]}
         several = self._named is None and self._fields.parallel_tool_calls is not False
-        thinking = self._llm.reasoning_format if self.thinking else None
+        bind = partial(call_bounds, form, tokenizer=self._llm.tokenizer, several=several, forced=self.forced)
         try:
-            return call_grammar(form, tools, self._llm.tokenizer, several=several, thinking=thinking)
+            return self._tried(bind(tools))
         except LocalInferError as error:
-            raise invalid(f"tool_choice: {error.message}", param="tool_choice", code="unsupported_parameter") from error
+            return self._tried(bind(self._relaxed(bind, tools, error)))
+
+    def _relaxed(self, bind: Callable[..., CallBounds], tools: Mapping[str, Any], error: LocalInferError) -> Any:
+        """The tools, without the schemas of those that can do without."""
+        found = {}
+        for number, tool in enumerate(self._fields.tools or ()):
+            name, schema = tool.function.name, tool.function.parameters
+            if name not in tools:
+                continue
+            try:
+                self._tried(bind({name: schema}))
+            except LocalInferError as reason:
+                if self.forced or tool.function.strict:
+                    param = f"tools[{number}].function.parameters"
+                    raise invalid(f"{param}: {reason.message}", param=param, code="unsupported_grammar") from error
+                self.unbound.append(f"tools.{name}.parameters")
+                schema = {"type": "object"}
+            found[name] = schema
+        return found
+
+    def _tried(self, calls: CallBounds) -> CallBounds:
+        self._llm.engine.prepare(SamplingParams(calls=calls))
+        return calls

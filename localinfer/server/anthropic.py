@@ -232,6 +232,7 @@ def _translated(asked: CountTokensRequest) -> ChatCompletionRequest:
         ],
         tool_choice=wanted,
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
+        thinking_budget=asked.thinking.budget_tokens if asked.thinking is not None else None,
         **sampling,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from localinfer.engine.sampling import SamplingParams
@@ -31,9 +32,15 @@ class Conversation(Task[ChatCompletionRequest]):
                 code="unsupported_model",
             )
         self.form = AnswerForm(fields, tools, llm)
-        prompt = llm.chat_tokens(messages, {**variables, **self.form.variables})
+        budget = thinking_budget(fields)
+        variables = {**_of_budget(budget, llm.chat_template.source), **variables, **self.form.variables}
+        prompt = llm.chat_tokens(messages, variables)
         self.form.look_at(prompt)
-        return self._job(prompt, llm.chat_defaults, "messages")
+        calls = self.form.calls()
+        if self.form.unbound:
+            self.body = replace(self.body, unknown=(*self.body.unknown, *self.form.unbound))
+        defaults = llm.chat_defaults.changed(calls=calls, thinking_budget=budget)
+        return self._job(prompt, defaults, "messages")
 
     def continue_text(self, prompt: Sequence[int]) -> list[Job]:
         """The engine's job for a text that is continued as it is."""
@@ -52,10 +59,27 @@ class Conversation(Task[ChatCompletionRequest]):
             logprobs=bool(fields.logprobs),
             top_logprobs=fields.top_logprobs or 0,
         )
-        if (calls := self.form.grammar()) is not None:
-            if params.grammar is not None:
-                words = "tool_choice: an answer cannot be a call and have a format of its own"
-                raise invalid(words, param="tool_choice")
-            params = params.changed(grammar=calls)
+        if params.calls is not None and params.calls.forced and params.grammar is not None:
+            raise invalid("tool_choice: an answer cannot be a call and have a format of its own", param="tool_choice")
+        if what == "messages":
+            params = params.changed(thought=llm.thought(prompt))
         self.prepare(params)
         return [Job(prompt, params, self.form.decoder(self.skip_special), fields.priority or 0)]
+
+
+def thinking_budget(fields: ChatCompletionRequest) -> int | None:
+    """How many tokens the model may think, in whatever field; None: as many as it likes. ApiError 400 for several."""
+    names = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
+    given = {name: value for name in names if (value := getattr(fields, name)) is not None}
+    if len(set(given.values())) > 1:
+        raise invalid(f"these say different things: {', '.join(given)}", param=list(given)[1])
+    budget = next(iter(given.values()), -1)
+    return None if budget < 0 else budget
+
+
+def _of_budget(budget: int | None, template: str) -> dict[str, Any]:
+    """What a chat template may want to know of it."""
+    if budget is None:
+        return {}
+    known = {"thinking_budget": budget} if "thinking_budget" in template else {}
+    return {"enable_thinking": False, **known} if budget == 0 else known

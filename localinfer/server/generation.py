@@ -81,10 +81,10 @@ class Task(ABC, Generic[Fields]):
         """What the engine is asked. Runs in a thread of its own: templates and tokenizers take their time."""
 
     @abstractmethod
-    def whole(self, texts: Sequence[str]) -> msgspec.Struct:
+    def whole(self, texts: Sequence[str]) -> object:
         """The answer to a request without `stream`; `texts` of all choices."""
 
-    def encoded(self, answer: msgspec.Struct) -> bytes:
+    def encoded(self, answer: object) -> bytes:
         """The answer as JSON."""
         return msgspec.json.encode(answer)
 
@@ -94,9 +94,10 @@ class Task(ABC, Generic[Fields]):
 
     def prepare(self, params: SamplingParams) -> None:
         """Compiles a grammar in this thread, and not where all answers would wait for it. ApiError if it is wrong."""
+        self.model.llm.engine.prepare_breakers(params)
         if params.grammar is not None:
             try:
-                self.model.llm.engine.prepare(params.grammar)
+                self.model.llm.engine.prepare(params)
             except LocalInferError as error:
                 field = grammar_field(self.fields)
                 raise invalid(f"{field}: {error.message}", param=field, code="unsupported_grammar") from error
@@ -105,6 +106,15 @@ class Task(ABC, Generic[Fields]):
         """The engine has accepted the jobs."""
         self.requests = requests
         self._first_index = {request.id: i * self.choices_per_prompt for i, request in enumerate(requests)}
+
+    @property
+    def enough(self) -> bool:
+        """Whether nothing of what may still come would be answered."""
+        return False
+
+    def kept(self, output: Output) -> str:
+        """What of the text that a step brought belongs to the answer, if that is not streamed."""
+        return output.text
 
     def index(self, output: Output) -> int:
         """Which choice of the answer an output belongs to."""
@@ -169,10 +179,10 @@ async def generate(http: HttpRequest, kind: type[Task[Any]]) -> Response:
 
 async def _whole(task: Task[Any], answers: Answers, record: RequestRecord) -> Response:
     texts: list[list[str]] = [[] for _ in range(len(task.requests) * task.choices_per_prompt)]
-    while not answers.over:
+    while not (answers.over or task.enough):
         outputs = await answers.next()
         for output in outputs:
-            texts[task.index(output)].append(output.text)
+            texts[task.index(output)].append(task.kept(output))
     answer = task.encoded(task.whole(["".join(pieces) for pieces in texts]))
     return Response(answer, media_type="application/json", headers=task.body.headers)
 
@@ -190,7 +200,7 @@ async def _events(
                     yield data
             elif task.ping:
                 yield task.ping
-            if answers.over:
+            if answers.over or task.enough:
                 break
             outputs = await answers.next(patience)
     except Exception as error:

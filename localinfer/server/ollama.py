@@ -27,7 +27,7 @@ from localinfer.server.schemas.ollama import (
     OllamaMessage,
     Options,
 )
-from localinfer.server.schemas.sampling import JsonSchemaFormat, ResponseFormat
+from localinfer.server.schemas.sampling import JsonSchemaFormat, LlamaSamplers, ResponseFormat
 from localinfer.text.answer_reader import Call, Piece, Said
 
 LINES = "application/x-ndjson"
@@ -75,11 +75,12 @@ class _OllamaTask(Conversation):
             typical_p=options.typical_p,
             seed=None if options.seed is None or options.seed < 0 else options.seed,
             stop=options.stop,
-            repetition_penalty=options.repeat_penalty,
+            **{name: getattr(options, name) for name in LlamaSamplers.__struct_fields__},
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
             response_format=_format(asked.format),
             tools=_tools(getattr(asked, "tools", None) or ()),
+            thinking_budget=0 if asked.think is False else None,
         )
 
     def start(self, requests: list[Request]) -> None:
@@ -89,7 +90,7 @@ class _OllamaTask(Conversation):
     def whole(self, texts: Sequence[str]) -> OllamaAnswer:
         return self._last(self._reader.whole(texts[0]))
 
-    def encoded(self, answer: msgspec.Struct) -> bytes:
+    def encoded(self, answer: object) -> bytes:
         assert isinstance(answer, OllamaAnswer)
         return _encoded(answer)
 

@@ -25,7 +25,20 @@ _SAME = (
     "n",
     "length_penalty",
     "loop_detection",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "xtc_probability",
+    "xtc_threshold",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
 )
+_PENALTIES_OFF = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+REPEAT_LAST_N = 64  # what llama.cpp and Ollama look at, unless they are told otherwise
 
 
 def sampling_params(
@@ -38,6 +51,11 @@ def sampling_params(
     given: dict[str, Any] = {name: value for name in _SAME if (value := getattr(fields, name)) is not None}
     if fields.top_k is not None:
         given["top_k"] = max(0, fields.top_k)  # -1 is how vLLM writes "off"
+    if fields.top_n_sigma is not None:
+        given["top_n_sigma"] = max(0.0, fields.top_n_sigma)  # and -1 how llama.cpp writes it
+    if fields.dry_sequence_breakers is not None:
+        given["dry_sequence_breakers"] = tuple(text for text in fields.dry_sequence_breakers if text)
+    given |= _repetition(fields, base)
     if fields.seed is not None:
         given["seed"] = fields.seed % 2**64  # OpenAI's may be negative
     if fields.stop is not None:
@@ -48,6 +66,20 @@ def sampling_params(
         given["beam_width"] = more.pop("best_of", None) or fields.n or 1
         given.setdefault("temperature", 0.0)
     return base.changed(max_tokens=max_tokens, grammar=grammar_of(fields), **given, **more)
+
+
+def _repetition(fields: SamplingFields, base: SamplingParams) -> dict[str, Any]:
+    """The penalties as llama.cpp and Ollama write them."""
+    penalty, window = fields.repeat_penalty, fields.repeat_last_n
+    given: dict[str, Any] = {}
+    if penalty is not None:
+        if fields.repetition_penalty not in (None, penalty):
+            raise invalid("these say different things: repeat_penalty, repetition_penalty", param="repeat_penalty")
+        given["repetition_penalty"] = penalty
+        window = (base.penalty_window or REPEAT_LAST_N) if window is None else window
+    if window == 0:
+        return _PENALTIES_OFF
+    return given if window is None else {**given, "penalty_window": max(0, window)}
 
 
 def room_for_answer(prompt_tokens: int, context: int, wanted: int | None, what: str) -> int | None:

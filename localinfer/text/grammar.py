@@ -1,8 +1,9 @@
 """What an answer may look like: JSON schemas, regular expressions and grammars, through llguidance.
 
-A `Grammar` is what was asked for. `Grammars`, one per loaded model, makes `Constraint`s of it, one per answer, which
-say before every token which tokens may come next. What llguidance cannot enforce is refused with its words, never
-left out: an answer that is complete always fits its grammar.
+A `Grammar` is what was asked for. `Grammars`, one per loaded model, makes `Matcher`s of it, one per answer, which say
+before every token which tokens may come next. What llguidance cannot enforce is refused with its words, never left
+out: an answer that is complete always fits its grammar. Which grammar binds which part of an answer is said in
+text/constraint.py.
 """
 
 from __future__ import annotations
@@ -90,14 +91,15 @@ def _decoded(text: str) -> Any:
         raise LocalInferError(f"it is no JSON: {error}") from error
 
 
-class Constraint:
-    """What the next token of one answer may be. One thread uses it."""
+class Matcher:
+    """How far one answer has come in its grammar. One thread uses it."""
 
-    def __init__(self, matcher: Any, tokens: int, vocab_size: int, name: str) -> None:
-        """`matcher` knows `tokens` tokens; `vocab_size` is how many logits there are."""
+    def __init__(self, matcher: Any, native: Any, vocab_size: int, name: str) -> None:
+        """`native` is llguidance's vocabulary; `vocab_size` is how many logits there are."""
         self._matcher = matcher
-        self._bits = array("I", bytes(4 * _words_of(max(tokens, vocab_size))))
-        self._filled = 4 * _words_of(tokens)  # bytes; no bit behind them is ever set
+        self._native = native
+        self._bits = array("I", bytes(4 * words_of(max(native.vocab_size, vocab_size))))
+        self._filled = 4 * words_of(native.vocab_size)  # bytes; no bit behind them is ever set
         self._name = name
 
     def allowed(self) -> array[int]:
@@ -109,15 +111,31 @@ class Constraint:
         self._check()
         return self._bits
 
-    def accept(self, token: int) -> None:
-        """The token was drawn from those that are allowed."""
-        self._matcher.consume_token(token)
+    def take(self, token: int) -> bool:
+        """Goes on with a token, unless it does not fit; then nothing changes."""
+        taken: int = self._matcher.try_consume_tokens([token])
         self._check()
+        return taken == 1
+
+    def take_text(self, text: bytes) -> bool:
+        """Goes on with text in whatever tokens; where it does not fit, the matcher is of no use any more."""
+        tokens = self._native.tokenize_bytes(text)
+        taken: int = self._matcher.try_consume_tokens(tokens)
+        return taken == len(tokens) and not self._matcher.is_error()
+
+    @property
+    def accepting(self) -> bool:
+        """Whether what has come fits, perhaps with more behind it."""
+        return bool(self._matcher.is_accepting())
 
     @property
     def complete(self) -> bool:
-        """Whether the answer fits and nothing can follow it."""
+        """Whether what has come fits and nothing can follow it."""
         return bool(self._matcher.is_stopped())
+
+    def copy(self) -> Matcher:
+        """Another one that has come as far."""
+        return Matcher(self._matcher.deep_copy(), self._native, 32 * len(self._bits), self._name)
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -125,7 +143,7 @@ class Constraint:
 
 
 class Grammars:
-    """Makes constraints for one model. Any thread may call it.
+    """Makes matchers for one model. Any thread may call it.
 
     `vocab_size` is that of the logits, which may have more places than the tokenizer has tokens.
     """
@@ -137,8 +155,8 @@ class Grammars:
         self._native: Any = None
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
 
-    def constraint(self, grammar: Grammar) -> Constraint:
-        """A constraint at its start. LocalInferError says what is wrong with the grammar, or not supported in it.
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A matcher at its start. LocalInferError says what is wrong with the grammar, or not supported in it.
 
         The first call prepares the vocabulary, and the first for a grammar compiles it: up to a second each.
         """
@@ -150,13 +168,21 @@ class Grammars:
                 if len(self._compiled) > REMEMBERED:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(grammar)
-            return Constraint(matcher.deep_copy(), self._native.vocab_size, self._vocab_size, grammar.name)
+            return Matcher(matcher.deep_copy(), self._native, self._vocab_size, grammar.name)
+
+    def prepare(self) -> None:
+        """Prepares the vocabulary ahead, which takes the longer the larger it is."""
+        with self._lock:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        if self._native is None:
+            self._native = _native_tokenizer(self._tokenizer)
 
     def _compile(self, grammar: Grammar) -> Any:
         from llguidance import LLMatcher
 
-        if self._native is None:
-            self._native = _native_tokenizer(self._tokenizer)
+        self._prepare()
         try:
             matcher = LLMatcher(self._native, _source(grammar), log_level=0)
         except ValueError as error:
@@ -209,7 +235,8 @@ def _native_tokenizer(tokenizer: Tokenizer) -> Any:
     return vocabulary.native
 
 
-def _words_of(bits: int) -> int:
+def words_of(bits: int) -> int:
+    """Words of 32 bits that hold so many."""
     return -(-bits // 32)
 
 

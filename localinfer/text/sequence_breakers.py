@@ -14,7 +14,7 @@ from localinfer.errors import LocalInferError
 from localinfer.kernels.host.sampler import Breakers
 from localinfer.text.tokenizer import Tokenizer
 
-REMEMBERED = 16  # sets of texts
+REMEMBERED = 8  # sets of texts
 
 
 class SequenceBreakers:
@@ -43,20 +43,22 @@ class SequenceBreakers:
         tails: dict[int, tuple[int, ...] | None] = {len(text): ()}
         for token, length in self._tokenizer.meeting(text):
             if length not in tails:
-                tails[length] = self._tail(text[length:])
+                tails[length] = self._tail(text, length)
             tail = tails[length]
             if token < self._vocab_size and tail is not None and max(tail, default=0) < self._vocab_size:
                 yield token, tail
 
-    def _tail(self, rest: bytes) -> tuple[int, ...] | None:
-        """The tokens of the rest of a text; None if it does not consist of whole ones."""
-        for lead in (b"", b"\n"):  # a vocabulary may put a space in front of a text, but not behind a new line
+    def _tail(self, text: bytes, length: int) -> tuple[int, ...] | None:
+        """The tokens of a text behind its first bytes; None if no tokens begin there."""
+        rest = text[length:]
+        # A vocabulary may put a space in front of a text, but not behind a new line; half a character is no text.
+        for context in (rest, b"\n" + rest, text):
             try:
-                tokens = list(self._tokenizer.encode(lead + rest, add_special=False, parse_special=False))
+                tokens = self._tokenizer.encode(context, add_special=False, parse_special=False)
             except LocalInferError:  # the vocabulary cannot express it
                 return None
             pieces = [self._tokenizer.token_bytes(token) for token in tokens]
-            for skipped in range(len(tokens)):
-                if b"".join(pieces[:skipped]).strip(b" ") == lead and b"".join(pieces[skipped:]) == rest:
-                    return tuple(tokens[skipped:])
+            for begin in range(len(pieces)):
+                if b"".join(pieces[begin:]) == rest:
+                    return tuple(tokens[begin:])
         return None

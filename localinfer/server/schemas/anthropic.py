@@ -49,9 +49,10 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Reaches the chat template as `enable_thinking`. `budget_tokens` has no effect, which a header says."""
+    """Reaches the chat template as `enable_thinking`. After `budget_tokens` of thought the model has to answer."""
 
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Count | None = None
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):

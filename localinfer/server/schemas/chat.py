@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from localinfer.server.schemas.sampling import Alternatives, AtLeastOne, JsonObject, SamplingFields, Usage
+from localinfer.server.schemas.sampling import Alternatives, AtLeastOne, Budget, JsonObject, SamplingFields, Usage
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -32,7 +32,8 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class FunctionDefinition(msgspec.Struct, kw_only=True):
-    """`parameters` is a JSON schema of an object; `strict` changes nothing."""
+    """`parameters` is a JSON schema of an object. What of it cannot be enforced is refused if the tool is `strict` or
+    has to be called, else named in a header."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256, pattern="^[a-zA-Z0-9_.-]+$")]
     description: str | None = None
@@ -68,8 +69,9 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     an answer to its message (streamed: to the last delta), `tokens`.
 
     `tools` are shown to the model by its chat template, and its calls come back as `tool_calls`; `tool_choice`
-    "required", or a name, forces a call whose arguments fit their schema. What the model thinks before it answers comes
-    as `reasoning_content` and as `reasoning`.
+    "required", or a name, forces a call. The arguments of a call fit their schema. What the model thinks before it
+    answers comes as `reasoning_content` and as `reasoning`; after `thinking_budget` tokens (also called
+    `thinking_token_budget` or `thinking_budget_tokens`; 0: it does not think, -1: no limit) it has to answer.
     """
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
@@ -83,6 +85,9 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     tools: Annotated[list[Tool], Meta(max_length=512)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    thinking_budget: Budget | None = None
+    thinking_token_budget: Budget | None = None
+    thinking_budget_tokens: Budget | None = None
 
 
 class TopLogprob(msgspec.Struct):

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from localinfer.server.schemas.sampling import JsonObject
+from localinfer.server.schemas.sampling import JsonObject, LlamaSamplers
 
 
-class Options(msgspec.Struct, kw_only=True):
+class Options(LlamaSamplers, kw_only=True):
     """Sampling parameters by Ollama's names. Others have no effect, which a header says.
 
     `num_predict` -1 and -2 are no limit; `num_ctx` cannot change how a model was loaded.
@@ -24,7 +24,6 @@ class Options(msgspec.Struct, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None
     stop: str | Annotated[list[str], Meta(max_length=64)] | None = None
-    repeat_penalty: Annotated[float, Meta(gt=0)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-100, le=100)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-100, le=100)] | None = None
 
