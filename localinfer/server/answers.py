@@ -72,7 +72,15 @@ class AnswerForm(AnswerMarks):
         try:
             return self._tried(bind(tools))
         except LocalInferError as error:
-            return self._tried(bind(self._relaxed(bind, tools, error)))
+            relaxed = self._relaxed(bind, tools, error)
+        try:
+            return self._tried(bind(relaxed))
+        except LocalInferError as error:
+            if self.forced:
+                words = f"tool_choice: {error.message}"
+                raise invalid(words, param="tool_choice", code="unsupported_parameter") from error
+            self.unbound = [f"tools.{name}.parameters" for name in tools]
+            return None
 
     def _relaxed(self, bind: Callable[..., CallBounds], tools: Mapping[str, Any], error: LocalInferError) -> Any:
         """The tools, without the schemas of those that can do without."""

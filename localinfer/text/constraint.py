@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from localinfer.text.tool_format import ReasoningFormat
 
 LINE_END = "\n"  # in front of the mark that closes a thought: models put it there
-_BARE_CALL = re.compile(rb'\s*\{\s*"')
+_BARE_CALL = re.compile(rb'\{\s*"')
+_BARE_CALL_BEGUN = re.compile(rb"(\{\s*)?")
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,15 @@ class CallBounds:
     """What binds the calls of tools in an answer.
 
     `grammar` holds from `trigger` on (which is part of it); "" is for calls that are an object without a mark, and the
-    whole answer. Behind them text is free again, unless they are to be the end (`last`). The answer need not have any,
-    unless that is `forced`.
+    whole answer, perhaps behind marks of `also`. Behind them text is free again, unless they are to be the end
+    (`last`). The answer need not have any, unless that is `forced`.
     """
 
     trigger: str
     grammar: Grammar
     last: bool = False
     forced: bool = False
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,8 @@ class _Plan:
         if self._calls.trigger:
             after = None if self._calls.last else self._calls_or_text
             return _Calls(self._tokens, self._calls.trigger.encode(), self._call_matcher, after)
-        return _BareCalls(self._tokens, self._call_matcher, None if self._calls.last else _Free)
+        also = [mark.encode() for mark in self._calls.also]
+        return _BareCalls(self._tokens, also, self._call_matcher, None if self._calls.last else _Free)
 
 
 class _Free:
@@ -410,8 +413,9 @@ class _BareCalls:
 
     complete = False
 
-    def __init__(self, tokens: _Tokens, calls: Matcher, after: _Next | None) -> None:
+    def __init__(self, tokens: _Tokens, also: Sequence[bytes], calls: Matcher, after: _Next | None) -> None:
         self._tokens = tokens
+        self._also = also
         self._calls = calls
         self._after = after
         self._text = b""
@@ -424,10 +428,14 @@ class _BareCalls:
 
     def feed(self, text: bytes) -> _Stage:
         self._text += text
-        if _BARE_CALL.match(self._text):
+        begun = self._text.lstrip()
+        for mark in self._also:
+            begun = begun.removeprefix(mark).lstrip()
+        if _BARE_CALL.match(begun):
             matcher = self._calls.copy()
-            return _entered(matcher, self._after) if matcher.take_text(self._text.lstrip()) else _Free()
-        return self if re.fullmatch(rb"\s*\{?\s*", self._text) else _Free()
+            return _entered(matcher, self._after) if matcher.take_text(begun) else _Free()
+        begins = any(mark.startswith(begun) for mark in self._also)
+        return self if begins or _BARE_CALL_BEGUN.fullmatch(begun) else _Free()
 
 
 def _entered(matcher: Matcher, following: _Next | None) -> _Stage:

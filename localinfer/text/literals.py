@@ -17,26 +17,24 @@ class Literals:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def special(self, text: str) -> bool:
-        """Whether the whole text is one special token."""
-        token = self._tokenizer.token_id(text)
-        return token is not None and self._tokenizer.is_special(token)
-
     def __call__(self, text: str) -> str:
-        if not text:
-            return ""
+        """A text as a rule."""
+        return " ".join(self.parts(text))
+
+    def parts(self, text: str) -> list[str]:
+        """The same piece by piece: quoted texts, and special tokens as <[ID]>."""
         found: list[str] = []
         plain: list[int] = []
-        for token in self._tokenizer.encode(text, add_special=False, parse_special=True):
+        for token in self._tokenizer.encode(text, add_special=False, parse_special=True) if text else ():
             if self._tokenizer.is_special(token):
                 found += [self._quoted(plain), f"<[{token}]>"]
                 plain = []
             else:
                 plain.append(token)
-        if not any(part.startswith("<[") for part in found):
-            return json.dumps(text)  # as it is: decoding might lose a space in front
+        if text and not any(part.startswith("<[") for part in found):
+            return [json.dumps(text)]  # as it is: decoding might lose a space in front
         found.append(self._quoted(plain))
-        return " ".join(filter(None, found))
+        return list(filter(None, found))
 
     def _quoted(self, tokens: Sequence[int]) -> str:
         text = self._tokenizer.decode(tokens, strip_prefix=False) if tokens else ""

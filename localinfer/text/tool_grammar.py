@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from localinfer.errors import UnsupportedError
+from localinfer.text.argument_grammar import ArgumentGrammar, json_rule
 from localinfer.text.constraint import CallBounds
-from localinfer.text.grammar import WHITESPACE, Grammar
+from localinfer.text.grammar import Grammar
 from localinfer.text.literals import ANY_TOKENS, Literals
 from localinfer.text.tokenizer import Tokenizer
 from localinfer.text.tool_format import ToolFormat
@@ -26,8 +27,10 @@ def call_bounds(
 
     `forced`: the answer is nothing else. UnsupportedError names what of a schema cannot be written in this format.
     """
+    if form.plain_name:
+        raise UnsupportedError("this model announces text as it announces calls, so that calls cannot be bound")
     grammar = _CallGrammar(form, Literals(tokenizer)).of(tools, several=several and form.parallel)
-    return CallBounds(form.trigger, grammar, last=forced or not several, forced=forced)
+    return CallBounds(form.trigger, grammar, last=forced or not several, forced=forced, also=form.also_open)
 
 
 class _CallGrammar:
@@ -36,6 +39,7 @@ class _CallGrammar:
     def __init__(self, form: ToolFormat, literal: Literals) -> None:
         self._form = form
         self._literal = literal
+        self._arguments = ArgumentGrammar(form, literal, self._marks)
 
     def of(self, tools: Mapping[str, Any], *, several: bool) -> Grammar:
         form, literal = self._form, self._literal
@@ -48,10 +52,10 @@ class _CallGrammar:
             f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}",
         ]
         for i, (name, schema) in enumerate(tools.items()):
-            lines += [f"call_{i}: {self._call(name, f'arguments_{i}')}", f"arguments_{i}: {self._arguments(schema)}"]
-        return Grammar("lark", "\n".join(lines))
+            lines.append(f"call_{i}: {self._call(name, schema, lines)}")
+        return Grammar("lark", "\n".join(filter(None, [*lines, *self._arguments.lines])))
 
-    def _call(self, name: str, arguments: str) -> str:
+    def _call(self, name: str, schema: Any, lines: list[str]) -> str:
         form = self._form
         if form.style in ("object", "keyed"):
             before = f"{form.call_open}{form.object_open}{json.dumps(name)}{form.object_middle}"
@@ -59,7 +63,9 @@ class _CallGrammar:
         elif form.style == "split":
             before, after = f"{form.call_open}{name}{form.name_close}", form.call_close
         else:
-            raise UnsupportedError("this model writes the arguments of a call in a form that is not JSON")
+            return self._arguments.call(name, schema)
+        arguments = f"arguments_{len(lines)}"
+        lines.append(f"{arguments}: %json {json_rule(_of_object(schema))}")
         return f"{self._marks(before)} {arguments} {self._marks(after)}"
 
     def _marks(self, text: str) -> str:
@@ -67,11 +73,7 @@ class _CallGrammar:
         parts = re.split(r"(\{id\}|\{number\})", text)
         return " ".join({"{id}": _ID, "{number}": _NUMBER}.get(part) or self._literal(part) for part in parts)
 
-    def _arguments(self, schema: Any) -> str:
-        return f"%json {_schema(schema)}"
 
-
-def _schema(schema: Any) -> str:
-    """As Lark has it, with llguidance's own key for what it should take for white space."""
-    given = schema if isinstance(schema, dict) and schema else _NO_PARAMETERS
-    return json.dumps({**given, "x-guidance": {"whitespace_pattern": WHITESPACE}})
+def _of_object(schema: Any) -> Any:
+    """The schema of arguments, which are an object whatever it says."""
+    return {"type": "object", **schema} if isinstance(schema, dict) and schema else _NO_PARAMETERS
