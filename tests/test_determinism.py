@@ -149,6 +149,10 @@ def test_the_workload_is_recorded_and_mixed(tokenizer: Tokenizer) -> None:
     assert any(params.n > 1 for params in kinds)
     assert any(params.beam_width for params in kinds)
     assert any(params.logit_bias for params in kinds)
+    assert any(params.looks_back for params in kinds)
+    assert any(params.xtc_probability for params in kinds)
+    assert any(params.dynatemp_range for params in kinds)
+    assert {params.mirostat for params in kinds} == {0, 1, 2}
     assert any(case.stops for case in cases)
     assert all(len(case.prompt) + (case.params.max_tokens or 0) <= 256 for case in cases)
     assert len({params.seed for params in kinds}) == 32

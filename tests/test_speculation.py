@@ -19,6 +19,7 @@ from localinfer.engine.sequence import Chunk, Sequence
 from localinfer.engine.speculation import Speculation
 from localinfer.engine.step_times import StepTimes
 from localinfer.kernels.base import LoadConfig
+from localinfer.kernels.host.sampler import Breakers
 
 CONTEXT = 64
 
@@ -43,8 +44,12 @@ def draft_of(model: FakeModel, sequences: int = 4, blocks: int = 64) -> DraftMod
 
 
 def engine(model: FakeModel, mode: str = "off", draft: FakeModel | None = None, **options: Any) -> Engine:
-    given = {"context": CONTEXT, "max_tokens": 24, "more_rows": 8, "sequences": 4} | options
+    given = {"context": CONTEXT, "max_tokens": 24, "more_rows": 8, "sequences": 4, "find_breakers": letters} | options
     return fake_engine(model, speculation=mode, draft=draft_of(draft) if draft else None, **given)
+
+
+def letters(texts: tuple[str, ...]) -> Breakers:
+    return Breakers(VOCABULARY, ((ids(text)[0], tuple(ids(text)[1:])) for text in texts))
 
 
 def ids(text: str) -> list[int]:
@@ -64,6 +69,11 @@ PARAMS = (
     {"max_tokens": 10, "temperature": 1.0, "seed": 6, "n": 3, "top_logprobs": 2},
     {"max_tokens": 8, "temperature": 1.0, "seed": 7, "n": 2, "best_of": 3},
     {"max_tokens": 6, "beam_width": 2, "n": 2},
+    {"max_tokens": 20, "dry_multiplier": 1.0, "dry_allowed_length": 1, "dry_sequence_breakers": ("e",)},
+    {"max_tokens": 20, "temperature": 1.0, "seed": 8, "xtc_probability": 0.5, "xtc_threshold": 0.02},
+    {"max_tokens": 20, "temperature": 1.0, "seed": 9, "mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 0.8},
+    {"max_tokens": 9, "temperature": 1.0, "seed": 10, "mirostat": 1, "mirostat_tau": 1.5, "n": 2, "best_of": 3},
+    {"max_tokens": 9, "temperature": 0.9, "seed": 11, "dynatemp_range": 0.8, "top_n_sigma": 2.0},
 )
 PROMPTS = ("abcabc", "gfedcba", "abcdefabcdefabcdefabcdef", "a", "hhhh")
 MODES = {

@@ -24,6 +24,7 @@ from localinfer.engine.speculation import SpeculationMode
 from localinfer.engine.statistics import EngineStatistics
 from localinfer.formats.model_file import ModelFile
 from localinfer.kernels.base import KvType
+from localinfer.text.sequence_breakers import SequenceBreakers
 from localinfer.text.tokenizer import Tokenizer
 
 CONTEXT = 256
@@ -195,6 +196,7 @@ def _engine(model: LoadedModel, tokenizer: Tokenizer, variant: Variant) -> Engin
         paced=not variant.few_blocks,  # large pieces of prompts fill the blocks
         speculation=variant.speculation,
         draft=draft,
+        find_breakers=SequenceBreakers(tokenizer, model.plan.program.vocab_size).find,
     )
 
 

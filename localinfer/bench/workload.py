@@ -46,6 +46,11 @@ PARAMETERS: tuple[dict[str, object], ...] = (
     {"temperature": 1.0, "n": 2, "best_of": 3},
     {"beam_width": 3, "n": 2, "logprobs": True},
     {"prompt_logprobs": 1, "temperature": 0.8},
+    {"dry_multiplier": 1.0, "temperature": 0.7, "top_n_sigma": 1.5},
+    {"xtc_probability": 0.5, "xtc_threshold": 0.05, "temperature": 1.0, "n": 2},
+    {"mirostat": 2, "mirostat_tau": 4.0, "temperature": 1.0, "n": 2, "best_of": 3},
+    {"mirostat": 1, "mirostat_tau": 3.0, "temperature": 0.9},
+    {"dynatemp_range": 0.5, "temperature": 0.8, "dry_multiplier": 0.5, "dry_penalty_last_n": 32},
 )
 
 

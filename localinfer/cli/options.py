@@ -67,6 +67,22 @@ Draft = Annotated[
 Template = Annotated[
     str, typer.Option("--template", help="A jinja2 file to use as the chat template.", show_default=False)
 ]
+Think = Annotated[
+    bool | None,
+    typer.Option("--think/--no-think", help="Let the model think before it answers, or not.", show_default=False),
+]
+ThinkingBudget = Annotated[
+    int | None,
+    typer.Option("--thinking-budget", help="End a thought after that many tokens.", min=0, show_default=False),
+]
+Thoughts = Annotated[
+    Literal["show", "hide"] | None,
+    typer.Option(
+        "--thoughts",
+        help="Show what the model thinks, or not.",
+        show_default="hide at a terminal, show where the output is a pipe or a file",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 # Sampling parameters that have an option: kind and help. What is not given is left to the model's defaults.
@@ -80,6 +96,22 @@ _SAMPLING: dict[str, tuple[Any, str]] = {
     "presence_penalty": (float | None, "Lower the logits of tokens that the answer has."),
     "frequency_penalty": (float | None, "The same, times how often the answer has them."),
     "penalty_window": (int | None, "How many last tokens the penalties look at; 0: all."),
+    "dry_multiplier": (float | None, "DRY: lower what would repeat earlier text, the longer the more; 0: off."),
+    "dry_base": (float | None, "... times this for each token that the repetition is longer."),
+    "dry_allowed_length": (int | None, "Repetitions of that many tokens are the shortest that DRY lowers."),
+    "dry_penalty_last_n": (int | None, "How many last tokens DRY looks at; -1: all, 0: off."),
+    "dry_sequence_breakers": (
+        list[str] | None,
+        "DRY lets no repetition reach across this text; may be given several times, or once as none.",
+    ),
+    "top_n_sigma": (float | None, "Draw from logits at most n standard deviations below the largest; 0: off."),
+    "xtc_probability": (float | None, "XTC: how often to leave out all likely tokens but the last of them; 0: off."),
+    "xtc_threshold": (float | None, "... which are those of at least this probability."),
+    "dynatemp_range": (float | None, "Let the temperature go up and down by so much, by how unsure the model is."),
+    "dynatemp_exponent": (float | None, "... the higher, the lower it stays."),
+    "mirostat": (int | None, "Keep the surprise even instead of cutting: 1 or 2; 0: off."),
+    "mirostat_tau": (float | None, "... at so many bits per token."),
+    "mirostat_eta": (float | None, "... and how fast to adapt."),
     "seed": (int | None, "Same seed, same answer."),
     "max_tokens": (int | None, "End the answer after that many tokens."),
     "stop": (list[str] | None, "End the answer before this text; may be given several times."),
@@ -95,6 +127,10 @@ def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
         if "stop" in given:
             given["stop"] = tuple(given["stop"])
             refuse_other_encodings(**{"--stop": "".join(given["stop"])})
+        if "dry_sequence_breakers" in given:
+            texts = tuple(given["dry_sequence_breakers"])
+            given["dry_sequence_breakers"] = () if texts == ("none",) else texts
+            refuse_other_encodings(**{"--dry-sequence-breakers": "".join(texts)})
         command(**values, sampling=given)
 
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "sampling"]

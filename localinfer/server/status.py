@@ -30,7 +30,7 @@ from localinfer.server.schemas.status import (
 
 RANDOM_SEED = 2**32 - 1  # llama.cpp's way to write that no seed was given
 # How tokens are drawn, in order (engine/sampling.py), in llama.cpp's words.
-SAMPLERS = ["penalties", "temperature", "top_k", "typ_p", "top_p", "min_p"]
+SAMPLERS = ["penalties", "dry", "top_n_sigma", "top_k", "temperature", "typ_p", "top_p", "min_p", "xtc"]
 
 
 async def welcome(http: HttpRequest) -> Response:
@@ -75,7 +75,7 @@ async def props(http: HttpRequest) -> Response:
         llm = model.llm
         template = llm.chat_template
         answer = Props(
-            default_generation_settings=DefaultSettings(n_ctx=llm.context, params=_params(llm.chat_defaults)),
+            default_generation_settings=DefaultSettings(n_ctx=llm.context, params=generation_params(llm.chat_defaults)),
             total_slots=llm.engine.config.max_sequences,
             model_alias=model.name,
             model_path=str(llm.path),
@@ -134,12 +134,13 @@ def _tell_progress(slot: Slot, request: Request, choice: Choice) -> None:
     slot.n_prompt_tokens = len(request.prompt)
     slot.n_prompt_tokens_cache = request.cached or 0
     slot.n_prompt_tokens_processed = max(0, min(choice.sequence.computed, len(request.prompt)) - (request.cached or 0))
-    slot.params = _params(request.params, request.seed)
+    slot.params = generation_params(request.params, request.seed)
     remaining = -1 if limit is None else limit - decoded
     slot.next_token = [NextToken(has_next_token=True, n_remain=remaining, n_decoded=decoded)]
 
 
-def _params(params: SamplingParams, seed: int = RANDOM_SEED) -> GenerationParams:
+def generation_params(params: SamplingParams, seed: int = RANDOM_SEED) -> GenerationParams:
+    """In llama.cpp's words."""
     limit = -1 if params.max_tokens is None else params.max_tokens
     return GenerationParams(
         n_predict=limit,
@@ -154,6 +155,19 @@ def _params(params: SamplingParams, seed: int = RANDOM_SEED) -> GenerationParams
         repeat_penalty=params.repetition_penalty,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
+        dry_multiplier=params.dry_multiplier,
+        dry_base=params.dry_base,
+        dry_allowed_length=params.dry_allowed_length,
+        dry_penalty_last_n=params.dry_penalty_last_n,
+        dry_sequence_breakers=list(params.dry_sequence_breakers),
+        top_n_sigma=params.top_n_sigma or -1.0,
+        dynatemp_range=params.dynatemp_range,
+        dynatemp_exponent=params.dynatemp_exponent,
+        xtc_probability=params.xtc_probability,
+        xtc_threshold=params.xtc_threshold,
+        mirostat=params.mirostat,
+        mirostat_tau=params.mirostat_tau,
+        mirostat_eta=params.mirostat_eta,
         stop=list(params.stop),
         ignore_eos=params.ignore_eos,
         n_probs=params.top_logprobs,

@@ -38,7 +38,7 @@ class Health(msgspec.Struct, kw_only=True):
 
 
 class GenerationParams(msgspec.Struct, kw_only=True):
-    """Sampling parameters under llama.cpp's names: -1 tokens are no limit, a window of -1 is everything."""
+    """Sampling parameters under llama.cpp's names: -1 tokens are no limit, a window of -1 all, top_n_sigma -1 off."""
 
     n_predict: int
     max_tokens: int
@@ -52,6 +52,19 @@ class GenerationParams(msgspec.Struct, kw_only=True):
     repeat_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: list[str]
+    top_n_sigma: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    xtc_probability: float
+    xtc_threshold: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
     stop: list[str]
     ignore_eos: bool
     n_probs: int
