@@ -1,67 +1,60 @@
-"""A chat in the terminal: messages in, streamed answers out, and the commands that begin with a slash."""
+"""A chat in the terminal: messages in, streamed answers out. Its commands are in chat_commands.py."""
 
-import os
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from localinfer.cli.chat_params import check_name, described, parsed, split_setting
-from localinfer.cli.conversation import Conversation, last_path, load
-from localinfer.cli.interrupt import interrupt_calls
+from localinfer.cli.answer_view import AnswerView, no_echo
+from localinfer.cli.answering import Answered, answer
+from localinfer.cli.chat_commands import Commands, Leave
+from localinfer.cli.conversation import Conversation
 from localinfer.cli.messages import LineCleared, Message, MessageReader
-from localinfer.cli.output import Answer, aside, emit, error, note
+from localinfer.cli.output import aside, emit, error, note
+from localinfer.cli.saved import new_path, piped_path
 from localinfer.cli.statistics import context_use, rates
-from localinfer.engine.llm import LLM, Completion
+from localinfer.cli.tools import MOST_ROUNDS, Toolbox
+from localinfer.engine.llm import LLM
 from localinfer.engine.sampling import SamplingParams
 from localinfer.errors import ContextLengthError, LocalInferError
 
-HELP = '''\
-/help                 this list; also /?
-/reset                forget the conversation, keep the system message
-/system [TEXT]        show the system message, or set it and forget the
-                      conversation; "none" removes it
-/params [NAME VALUE]  show the sampling parameters, or set one to a value or to
-                      "default"
-/stats                tokens, cache and speed of the last answer
-/save FILE            write the conversation to a file
-/load FILE            go on with a saved conversation; "last": where the last
-                      chat ended
-/exit                 leave; so do /quit, /bye, Ctrl-D, and Ctrl-C twice
-A line that ends with \\ goes on in the next.
-""" begins and ends a message of several lines.
-Ctrl-C stops an answer, or clears what is typed.'''
 
-ALIASES = {"/?": "/help", "/quit": "/exit", "/bye": "/exit"}
-SHOWN_OF_LAST = 200  # characters of the last message that `/load` shows
+@dataclass
+class Display:
+    """How answers are shown. `thoughts` None: at a pipe, not at a terminal."""
 
+    markdown: bool = True
+    thoughts: bool | None = None
 
-class Leave(Exception):
-    """The person wants to go."""
+    def view(self, *, raw: bool) -> AnswerView:
+        terminal = sys.stdout.isatty()
+        thoughts = not terminal if self.thoughts is None else self.thoughts
+        return AnswerView(markdown=self.markdown, thoughts=thoughts, raw=raw and thoughts and not terminal)
 
 
 @dataclass
 class Session:
-    """One conversation with one loaded model. `params` start as `defaults`."""
+    """One conversation with one loaded model. `params` start as `defaults`.
+
+    It is kept in the file `kept`, which a name is found for once something has been said; "" for none.
+    """
 
     llm: LLM
     reader: MessageReader
     conversation: Conversation
     params: SamplingParams
+    display: Display = field(default_factory=Display)
+    tools: Toolbox | None = None
+    variables: dict[str, Any] = field(default_factory=dict)  # that the chat template gets
+    private: bool = False
+    kept: Path | None = None
 
     def __post_init__(self) -> None:
         self.defaults = self.params
-        self.last: Completion | None = None
-        self._keeping = True
-        self._commands: dict[str, Callable[[str], None]] = {
-            "/help": lambda rest: note(HELP),
-            "/reset": self._reset,
-            "/system": self._system,
-            "/params": self._params,
-            "/stats": self._stats,
-            "/save": self._save,
-            "/load": self._load,
-            "/exit": self._exit,
-        }
+        self.last: Answered | None = None
+        self._keeping = not self.private
+        self.commands = Commands(self)
 
     def run(self) -> None:
         """Reads and answers messages until the person leaves or the input ends."""
@@ -100,36 +93,83 @@ class Session:
 
     def run_command(self, line: str) -> None:
         """Runs a line such as "/params top_k 40"; LocalInferError says what is wrong with it."""
-        typed, _, rest = line.partition(" ")
-        word = ALIASES.get(typed.lower(), typed.lower())
-        if word not in self._commands:
-            from localinfer.hub.names import near
-
-            guesses = near(word, self._commands)[:2]
-            hint = f"did you mean {' or '.join(guesses)}? " if guesses else ""
-            hint += '/help lists them; to send such a message, put it between """ and """'
-            raise LocalInferError(f"there is no command {typed}", hint)
-        self._commands[word](rest.strip())
+        self.commands.run(line)
 
     def answer(self, message: str) -> None:
         """Asks the model and streams its answer; both become part of the conversation. Raises as `LLM.chat` does."""
-        asked = {"role": "user", "content": message}
+        self._turn(lambda: self.conversation.begin_turn({"role": "user", "content": message}))
+
+    def answer_again(self, message: str) -> None:
+        """The same, in place of the last turn, which stays among its versions."""
+        self._turn(lambda: self.conversation.begin_version({"role": "user", "content": message}))
+
+    def keep(self) -> None:
+        """Saves the conversation as it is; a chat goes on where that is not possible."""
+        if not self._keeping:
+            return
         try:
-            stream = self.llm.chat([*self.conversation.with_system(), asked], self.params, stream=True)
-        except ContextLengthError as problem:
+            if not self.conversation.messages:
+                if self.kept is not None:
+                    self.kept.unlink(missing_ok=True)
+                return
+            if self.kept is None:
+                self.kept = new_path() if self.reader.interactive else piped_path()
+            self.conversation.save(self.kept, self.llm.name, overwrite=True)
+        except (LocalInferError, OSError) as problem:
+            note(f"note: {getattr(problem, 'message', problem)}; /load last will not find this conversation")
+            self._keeping = False
+
+    def _turn(self, begin: Callable[[], None]) -> None:
+        before = replace(self.conversation, messages=list(self.conversation.messages))
+        before.versions = list(self.conversation.versions)
+        try:
+            begin()
+            # What was typed is safe before the model has said anything.
+            self.keep()
+            self._answer_with_tools()
+        except BaseException as problem:
+            self.conversation = before
+            self.keep()
+            if not isinstance(problem, ContextLengthError):
+                raise
             raise ContextLengthError(
                 problem.message,
                 "the message was not added; /reset forgets the conversation, a larger --context gives more room"
                 + ("; or lower max_tokens with /params" if self.params.max_tokens else ""),
             ) from problem
-        with stream, interrupt_calls(stream.cancel):
-            written = Answer()
-            for chunk in stream:
-                written.write(chunk.text)
-        self.last = completion = stream.completion
-        emit("\n")
-        self.conversation.messages += [asked, completion.message]
-        self._keep()
+        self._say_how_it_ended()
+
+    def _answer_with_tools(self) -> None:
+        for number in range(MOST_ROUNDS + 1):
+            # After the last round the model is shown no tools any more, so that it has to answer.
+            tools = self.tools.definitions if self.tools is not None and number < MOST_ROUNDS else []
+            with no_echo():
+                answered = answer(
+                    self.llm,
+                    self.conversation.with_system(),
+                    self.params,
+                    self.display.view(raw=self.tools is None),
+                    tools=tools,
+                    variables=self.variables,
+                )
+            if answered.content or not answered.calls:
+                emit("\n")
+            message = answered.message
+            self.conversation.messages.append(message)
+            self.last = answered
+            if self.tools is None or not answered.calls or answered.completion.finish_reason == "cancelled":
+                break
+            for call, given in zip(answered.calls, message["tool_calls"], strict=True):
+                result = self.tools.run(call)
+                self.conversation.messages.append(
+                    {"role": "tool", "name": call.name, "tool_call_id": given["id"], "content": result}
+                )
+            self.keep()
+        self.keep()
+
+    def _say_how_it_ended(self) -> None:
+        assert self.last is not None
+        completion = self.last.completion
         if completion.finish_reason == "cancelled":
             note("(stopped)")
         elif completion.finish_reason == "loop":
@@ -139,74 +179,3 @@ class Session:
             note(f"(ended: {completion.finish_detail}{'; /reset begins anew' if full else ''})")
         if self.reader.interactive:
             aside(f"{rates(completion)}, context {context_use(completion, self.llm.context)}")
-
-    def _keep(self) -> None:
-        """Saves the conversation for `/load last`; a chat goes on where that is not possible."""
-        try:
-            self.conversation.save(last_path(), self.llm.name, overwrite=True)
-        except LocalInferError as problem:
-            if self._keeping:
-                note(f"note: {problem.message}; /load last will not find this conversation")
-            self._keeping = False
-
-    def _reset(self, rest: str) -> None:
-        self.conversation.messages.clear()
-        note("the conversation is forgotten")
-
-    def _system(self, rest: str) -> None:
-        if not rest:
-            note(self.conversation.system or "there is no system message")
-            return
-        self.conversation.system = "" if rest.lower() == "none" else rest
-        self.conversation.messages.clear()
-        note(f"the system message is {'set' if self.conversation.system else 'removed'}, the conversation is forgotten")
-
-    def _params(self, rest: str) -> None:
-        if not rest:
-            note(described(self.params, self.defaults))
-            note("`localinfer chat --help` says what they do")
-            return
-        name, value = split_setting(rest)
-        check_name(name)
-        if value:
-            chosen = getattr(self.defaults, name) if value.lower() == "default" else parsed(name, value)
-            self.params = self.params.changed(**{name: chosen})
-        note(described(self.params, self.defaults, (name,)))
-
-    def _stats(self, rest: str) -> None:
-        completion = self.last
-        if completion is None:
-            note("there is no answer yet")
-            return
-        note(f"prompt       {completion.prompt_tokens} tokens, {completion.cached_tokens} of them from the cache")
-        note(f"prefill      {completion.prefill_seconds:.3f} s")
-        note(f"answer       {rates(completion)}")
-        note(f"ended by     {completion.finish_reason}: {completion.finish_detail}")
-        note(f"context      {context_use(completion, self.llm.context)}")
-
-    def _save(self, rest: str) -> None:
-        path = self._path(rest, "/save")
-        self.conversation.save(path, self.llm.name)
-        note(f"saved: {path}")
-
-    def _load(self, rest: str) -> None:
-        path = last_path() if rest == "last" else self._path(rest, "/load")
-        self.conversation = load(path)
-        count = len(self.conversation.messages)
-        note(f"loaded: {count} message{'' if count == 1 else 's'}")
-        if self.conversation.messages:
-            last = self.conversation.messages[-1]
-            text = last["content"] if len(last["content"]) <= SHOWN_OF_LAST else last["content"][:SHOWN_OF_LAST] + "…"
-            note(f"the last, by the {last['role']}: {text}")
-
-    def _path(self, rest: str, command: str) -> Path:
-        if not rest:
-            raise LocalInferError("a file name is missing", f"for example {command} talk.json")
-        if "\0" in rest:
-            raise LocalInferError("no file name has a zero byte in it")
-        if len(rest) > 1 and rest[0] == rest[-1] and rest[0] in "\"'":
-            rest = rest[1:-1]
-        return Path(os.path.expanduser(rest))
-
-    def _exit(self, rest: str) -> None:
-        raise Leave

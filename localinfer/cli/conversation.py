@@ -8,20 +8,74 @@ from pathlib import Path
 from typing import Any
 
 from localinfer.errors import FormatError, LocalInferError
-from localinfer.hub.folders import config_folder
 
-_ROLES = ("system", "user", "assistant")
+_ROLES = ("system", "user", "assistant", "tool")
+_TITLE_LENGTH = 60
+Message = dict[str, Any]
 
 
 @dataclass
 class Conversation:
-    """`messages` are {"role": "user" or "assistant", "content": text}, in turns; `system` comes before them.
+    """`messages` are {"role": "user", "assistant" or "tool", "content": text}; `system` comes before them.
 
-    An answer also has the "tokens" that were drawn (`Completion.message`), so that no turn computes it again.
+    An answer also has the "tokens" that were drawn (`Completion.message`), so that no turn computes it again, where
+    they are those of its content; its "reasoning_content" if the model thought, and its "tool_calls" if it called any.
+
+    A turn is a message of the person and all that follows to the next. `versions` are what the last turn has been, if
+    it was asked again or edited, and `version` says which of them it is now.
     """
 
     system: str = ""
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    versions: list[list[Message]] = field(default_factory=list)
+    version: int = 0
+
+    @property
+    def title(self) -> str:
+        """How the first message begins."""
+        first = next((m["content"] for m in self.messages if m["role"] == "user"), "")
+        line = " ".join(first.split())
+        return line if len(line) <= _TITLE_LENGTH else line[: _TITLE_LENGTH - 1].rstrip() + "…"
+
+    @property
+    def last_turn(self) -> list[Message]:
+        """Empty if nobody has said anything."""
+        return self.messages[self._last_turn_begins :]
+
+    @property
+    def _last_turn_begins(self) -> int:
+        places = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+        return places[-1] if places else len(self.messages)
+
+    def begin_turn(self, message: Message) -> None:
+        """The person says something."""
+        self.versions, self.version = [], 0
+        self.messages.append(message)
+
+    def begin_version(self, message: Message) -> None:
+        """The last turn begins anew, with that message of the person; what it was stays among the versions."""
+        self._keep_version()
+        self.versions.append([])
+        self.version = len(self.versions) - 1
+        self.messages[self._last_turn_begins :] = [message]
+
+    def take_version(self, number: int) -> None:
+        """The last turn is that one of its versions again."""
+        self._keep_version()
+        self.version = number
+        self.messages[self._last_turn_begins :] = self.versions[number]
+
+    def drop_turn(self) -> list[Message]:
+        """Takes the last turn away."""
+        turn = self.last_turn
+        del self.messages[self._last_turn_begins :]
+        self.versions, self.version = [], 0
+        return turn
+
+    def _keep_version(self) -> None:
+        if not self.versions:
+            self.versions = [[]]
+        self.versions[self.version] = self.last_turn
 
     def with_system(self) -> list[dict[str, Any]]:
         """All messages, the system message first if there is one."""
@@ -33,8 +87,14 @@ class Conversation:
         Without `overwrite`, only a file is replaced that holds the beginning of this conversation, so that nothing is
         lost, and the folder must be there; LocalInferError says which it is.
         """
+        head = {"title": self.title, "model": model}
         lines = ",\n".join(json.dumps(message, ensure_ascii=False) for message in self.with_system())
-        content = f'{{"model": {json.dumps(model, ensure_ascii=False)}, "messages": [\n{lines}\n]}}'
+        content = f'{json.dumps(head, ensure_ascii=False)[:-1]}, "messages": [\n{lines}\n]'
+        if self.versions:
+            self._keep_version()
+            tail = {"versions": self.versions, "version": self.version}
+            content += ",\n" + json.dumps(tail, ensure_ascii=False)[1:-1]
+        content += "}"
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             if overwrite:
@@ -75,36 +135,50 @@ def load(path: Path) -> Conversation:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise LocalInferError(f"there is no file {path}", "/load last is where the last chat ended") from error
+        raise LocalInferError(f"there is no file {path}", "/list shows what can be resumed without one") from error
     except OSError as error:
         raise LocalInferError(f"{path} cannot be read: {error.strerror}", "name a file that was saved") from error
     except (ValueError, RecursionError):  # no UTF-8, no JSON, or nested deeper than any conversation
         raise _no_conversation(path, "it is not JSON") from None
     if not isinstance(content, dict) or not isinstance(content.get("messages"), list):
         raise _no_conversation(path, "it has no list of messages")
-    messages = [_message(path, number, item) for number, item in enumerate(content["messages"], 1)]
+    messages = [_message(path, f"message {number}", item) for number, item in enumerate(content["messages"], 1)]
     system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
-    return Conversation(system, messages)
+    found = Conversation(system, messages)
+    versions, version = content.get("versions"), content.get("version")
+    if isinstance(versions, list) and type(version) is int and 0 <= version < len(versions):
+        whole = all(isinstance(turn, list) for turn in versions)
+        found.versions = [[_message(path, "a version", item) for item in turn] for turn in versions] if whole else []
+        found.version = version if whole else 0
+    return found
 
 
-def last_path() -> Path:
-    """Where every chat keeps its conversation as it goes; `/load last` reads it."""
-    return config_folder() / "last-conversation.json"
-
-
-def _message(path: Path, number: int, item: Any) -> dict[str, Any]:
+def _message(path: Path, name: str, item: Any) -> Message:
     if not isinstance(item, dict):
-        raise _no_conversation(path, f"message {number} is no object")
+        raise _no_conversation(path, f"{name} is no object")
     role, content, tokens = item.get("role"), item.get("content"), item.get("tokens")
     if role not in _ROLES:
-        raise _no_conversation(path, f"the role of message {number} is not one of {', '.join(_ROLES)}")
+        raise _no_conversation(path, f"the role of {name} is not one of {', '.join(_ROLES)}")
     if not isinstance(content, str):
-        raise _no_conversation(path, f"message {number} has no text as its content")
-    if tokens is None:
-        return {"role": role, "content": content}
-    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise _no_conversation(path, f"the tokens of message {number} are no list of whole numbers")
-    return {"role": role, "content": content, "tokens": tokens}
+        raise _no_conversation(path, f"{name} has no text as its content")
+    found: Message = {"role": role, "content": content}
+    for key in ("reasoning_content", "name", "tool_call_id"):
+        if isinstance(item.get(key), str):
+            found[key] = item[key]
+    if item.get("tool_calls") is not None:
+        if not all(map(_is_call, item["tool_calls"] if isinstance(item["tool_calls"], list) else [None])):
+            raise _no_conversation(path, f"the calls of {name} are no list of calls")
+        found["tool_calls"] = item["tool_calls"]
+    if tokens is not None:
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+            raise _no_conversation(path, f"the tokens of {name} are no list of whole numbers")
+        found["tokens"] = tokens
+    return found
+
+
+def _is_call(item: Any) -> bool:
+    function = item.get("function") if isinstance(item, dict) else None
+    return isinstance(function, dict) and all(isinstance(function.get(key), str) for key in ("name", "arguments"))
 
 
 def _no_conversation(path: Path, why: str) -> FormatError:

@@ -25,6 +25,7 @@ _ITEM = re.compile(r"([-*+]|\d{1,9}[.)])[ \t]+(?=\S)")
 _UNDECIDED = re.compile(r"#{1,6}[ \t]*|([-*_])[ \t]*(?:\1[ \t]*)*|\+[ \t]*|\d{1,9}(?:[.)][ \t]*)?")
 _LONGEST = 600  # characters of text with a mark that is open
 _RULE_COLUMNS = 40
+_FEWEST_ROWS = 10  # where a terminal does not say how many it has
 
 
 @dataclass
@@ -54,7 +55,9 @@ class MarkdownStream:
 
     def feed(self, text: str, columns: int, rows: int) -> str:
         """What to write for the next piece of text on a terminal of that size."""
-        self._rows = rows
+        if columns < 2:
+            return text
+        self._rows = rows or _FEWEST_ROWS
         if self._sheet.fit(columns):
             self._let_be()
         first, *following = text.split("\n")
@@ -213,7 +216,7 @@ def _begun(start: str, final: bool) -> _Begun | None:
         space = rest[: len(rest) - len(bare)].expandtabs(4)
         if not final and (not bare or bare.strip(" ") == ">" or _UNDECIDED.fullmatch(bare) or _FENCE_BEGUN.match(bare)):
             return None
-        if not quoted and (fence := _FENCE.match(bare)):
+        if not quoted and _FENCE.match(bare):
             return _Begun("fence", bare, prefix, [*indent, *cells(space)]) if final else None
         if _RULE.fullmatch(bare):
             return _Begun("rule", "", [*prefix, *cells(space)])

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from localinfer.cli.output import note
 from localinfer.errors import LocalInferError
 
 QUOTES = '"""'
@@ -29,12 +30,14 @@ class LineCleared(Exception):
 class MessageReader:
     """Reads messages from standard input, with line editing and a history where that is a terminal."""
 
-    def __init__(self, history: Path) -> None:
+    def __init__(self, history: Path, *, remember: bool = True) -> None:
+        """`remember`: what is typed is added to the history."""
         self.interactive = sys.stdin.isatty()
         self._history = history
+        self._remembers = remember
         self._pastes_split = False
         # Line editing needs both ends of the terminal; otherwise the prompt goes to standard error.
-        self._editing = self.interactive and sys.stdout.isatty() and self._set_up_editing()
+        self.editing = self.interactive and sys.stdout.isatty() and self._set_up_editing()
 
     def read(self) -> Message:
         """The next message. EOFError at the end of input; on Ctrl-C, LineCleared if something had been typed, else
@@ -46,6 +49,25 @@ class MessageReader:
         if any(0xDC80 <= ord(character) <= 0xDCFF for character in message):
             raise LocalInferError("the message is not valid UTF-8", "iconv converts files of other encodings")
         return Message(message, quoted)
+
+    def read_again(self, text: str) -> str:
+        """A message of the person, which the line editor holds already. Ctrl-C and Ctrl-D leave it as it was."""
+        import readline
+
+        def insert() -> None:
+            readline.set_startup_hook(None)  # the lines that follow begin empty
+            readline.insert_text(text)
+
+        readline.set_startup_hook(insert)
+        try:
+            changed = self._continued(self._line("> "))
+        except (KeyboardInterrupt, LineCleared, EOFError):
+            note("")
+            return text
+        finally:
+            readline.set_startup_hook(None)
+        self._remember()
+        return changed
 
     def _block(self, line: str) -> str:
         lines = []
@@ -75,7 +97,7 @@ class MessageReader:
             raise LineCleared from None
 
     def _line(self, prompt: str) -> str:
-        if not self._editing:
+        if not self.editing:
             if self.interactive:
                 print(prompt, end="", file=sys.stderr, flush=True)
             line = sys.stdin.readline()
@@ -114,7 +136,7 @@ class MessageReader:
         return True
 
     def _remember(self) -> None:
-        if not self._editing:
+        if not self.editing or not self._remembers:
             return
         import readline
 

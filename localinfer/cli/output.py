@@ -113,7 +113,7 @@ def note(text: str) -> None:
 def aside(text: str) -> None:
     """A line that matters less; dim where the terminal can."""
     text = _fitted(text, sys.stderr)
-    _say(f"\x1b[2m{text}\x1b[0m" if _styled(sys.stderr) else text)
+    _say(f"\x1b[2m{text}\x1b[0m" if styled(sys.stderr) else text)
 
 
 def error(message: str, hint: str = "") -> None:
@@ -159,15 +159,21 @@ def _fitted(text: str, stream: TextIO) -> str:
     return Wrapper().feed(harmless(text), _columns(stream)) if stream.isatty() else harmless(text)
 
 
-def _columns(stream: TextIO) -> int:
-    """How wide a terminal is; 0 if it does not say so, or does not understand what erases a word."""
+def terminal_size(stream: TextIO) -> tuple[int, int]:
+    """Columns and rows of a terminal; 0 if it does not say so, or does not understand what erases a word."""
     if os.environ.get("TERM") == "dumb":
-        return 0
+        return 0, 0
     try:
-        return os.get_terminal_size(stream.fileno()).columns
+        size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
-        return 0
+        return 0, 0
+    return size.columns, size.lines
 
 
-def _styled(stream: TextIO) -> bool:
+def _columns(stream: TextIO) -> int:
+    return terminal_size(stream)[0]
+
+
+def styled(stream: TextIO) -> bool:
+    """Whether it is a terminal that shows text dim or bold, and the person wants that."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -11,6 +11,11 @@ def models_folder() -> Path:
     return _base("XDG_DATA_HOME", ".local/share") / "models"
 
 
+def conversations_folder() -> Path:
+    """`$LOCALINFER_HOME/conversations`, else `localinfer/conversations` in the XDG data folder."""
+    return _base("XDG_DATA_HOME", ".local/share") / "conversations"
+
+
 def config_folder() -> Path:
     """`$LOCALINFER_HOME/config`, else `localinfer` in the XDG config folder (~/.config)."""
     base = _base("XDG_CONFIG_HOME", ".config")
