@@ -40,7 +40,11 @@ def create_app(registry: ModelRegistry, settings: ServerSettings) -> Starlette:
 
     app = Starlette(
         routes=[
-            *(Route(endpoint.path, _guarded(endpoint), methods=[endpoint.method]) for endpoint in ENDPOINTS),
+            *(
+                Route(path, _guarded(endpoint), methods=[endpoint.method])
+                for endpoint in ENDPOINTS
+                for path in endpoint.paths
+            ),
             Route(PATH, one, methods=["GET"]),
         ],
         exception_handlers={
@@ -111,7 +115,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own: no such path (404), or not by this method (405)."""
     assert isinstance(error, HTTPException)
     meant = f"/v1{request.url.path.rstrip('/')}"
-    perhaps = f"; {meant} is there" if any(endpoint.path == meant for endpoint in ENDPOINTS) else ""
+    perhaps = f"; {meant} is there" if any(meant in endpoint.paths for endpoint in ENDPOINTS) else ""
     words = {
         404: f"there is no {request.url.path} here{perhaps}",
         405: f"{request.url.path} does not answer {request.method}",

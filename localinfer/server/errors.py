@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -79,7 +80,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ContextLengthError):
         return invalid(_words(error), code="context_length_exceeded")
     if isinstance(error, LocalInferError):
-        return invalid(_words(error))
+        return invalid(_words(error), param=_field(error.message))
     return ApiError(500, "the server failed in a way it did not foresee; its log says more", type="server_error")
 
 
@@ -103,6 +104,12 @@ def anthropic_error(error: ApiError) -> bytes:
     """The error as Anthropic's clients expect it."""
     kind = _ANTHROPIC_KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return msgspec.json.encode(AnthropicError(AnthropicErrorDetail(kind, error.message)))
+
+
+def _field(message: str) -> str | None:
+    """What the engine calls wrong, which is what the field is called: "top_p is 2, but must be in (0, 1]"."""
+    found = re.match(r"(?:an? [a-z ]*of |the )?(\w+)(?:\[.*?\])?(?:: | is .*, but must be )", message)
+    return found.group(1) if found else None
 
 
 def _words(error: LocalInferError) -> str:

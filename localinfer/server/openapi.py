@@ -75,6 +75,8 @@ def _operation(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
     }
     if endpoint.request is not None:
         operation["description"] = inspect.getdoc(endpoint.request)
+        if endpoint.aliases:
+            operation["description"] += f"\n\nAlso at {', '.join(endpoint.aliases)}."
         operation["requestBody"] = {
             "required": True,
             "content": {"application/json": {"schema": schemas[endpoint.request]}},

@@ -69,7 +69,7 @@ def guarded(
     gate = Gate(LimitBody(app, settings.max_body))
     keyed: ASGIApp = RequireKey(gate, settings.api_keys) if settings.api_keys else gate
     limited = LimitOrigins(keyed, settings.cors_origins, same_origin=bool(settings.api_keys))
-    return ReportRefusals(limited, report, {endpoint.path for endpoint in ENDPOINTS}), gate
+    return ReportRefusals(limited, report, {path for endpoint in ENDPOINTS for path in endpoint.paths}), gate
 
 
 class _Server(uvicorn.Server):

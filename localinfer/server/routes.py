@@ -12,8 +12,10 @@ from starlette.responses import Response
 from localinfer.server import (
     anthropic,
     chat,
+    completion,
     completions,
     embeddings,
+    infill,
     models,
     ollama,
     ollama_models,
@@ -30,6 +32,7 @@ from localinfer.server.schemas.anthropic import (
     TokenCount,
 )
 from localinfer.server.schemas.chat import ChatCompletion, ChatCompletionRequest
+from localinfer.server.schemas.completion import InfillRequest, LlamaCompletion, LlamaCompletionRequest
 from localinfer.server.schemas.completions import CompletionRequest, TextCompletion
 from localinfer.server.schemas.embeddings import EmbeddingRequest, EmbeddingResponse
 from localinfer.server.schemas.errors import ErrorBody
@@ -78,11 +81,17 @@ class Endpoint:
     query: tuple[tuple[str, str], ...] = ()
     media_type: str = "application/json"  # of the answer
     error: Any = ErrorBody  # the body of an answer that is an error
+    aliases: tuple[str, ...] = ()  # other paths that lead to it
 
     @property
     def name(self) -> str:
         """The path as people and OpenAPI write it: {model}, not {model:path}."""
         return self.path.replace(":path}", "}")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All paths that lead to it."""
+        return self.path, *self.aliases
 
     @property
     def asks(self) -> bool:
@@ -109,6 +118,25 @@ ENDPOINTS = (
         "Continue texts",
         CompletionRequest,
         TextCompletion,
+        streams=True,
+    ),
+    Endpoint(
+        "POST",
+        "/completion",
+        completion.create,
+        "Continue texts, in llama.cpp's protocol",
+        LlamaCompletionRequest,
+        LlamaCompletion | list[LlamaCompletion],
+        streams=True,
+        aliases=("/completions",),
+    ),
+    Endpoint(
+        "POST",
+        "/infill",
+        infill.create,
+        "Fill the gap between two texts in, in llama.cpp's protocol",
+        InfillRequest,
+        LlamaCompletion | list[LlamaCompletion],
         streams=True,
     ),
     Endpoint(
