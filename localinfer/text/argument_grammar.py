@@ -15,6 +15,7 @@ from typing import Any
 from localinfer.errors import UnsupportedError
 from localinfer.text.call_values import typed
 from localinfer.text.grammar import WHITESPACE
+from localinfer.text.json_schemas import enforceable
 from localinfer.text.literals import Literals
 from localinfer.text.tool_format import ToolFormat
 
@@ -142,7 +143,7 @@ def json_rule(schema: Any, root: Mapping[str, Any] | None = None) -> str:
     given = dict(schema) if isinstance(schema, dict) else {} if schema is True else {"not": {}}
     for name in _DEFINITIONS & set(root or {}):
         given.setdefault(name, (root or {})[name])
-    return json.dumps({**given, "x-guidance": {"whitespace_pattern": WHITESPACE}})
+    return json.dumps({**enforceable(given), "x-guidance": {"whitespace_pattern": WHITESPACE}})
 
 
 @dataclass(frozen=True)

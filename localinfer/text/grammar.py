@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from localinfer.errors import LocalInferError
+from localinfer.errors import LocalInferError, UnsupportedError
 
 if TYPE_CHECKING:
     from localinfer.text.tokenizer import Tokenizer
@@ -185,6 +185,8 @@ class Grammars:
         self._prepare()
         try:
             matcher = LLMatcher(self._native, _source(grammar), log_level=0)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"the {grammar.name} cannot be used: {error.message}") from error
         except ValueError as error:
             raise LocalInferError(f"the {grammar.name} cannot be used: {_words(str(error))}") from error
         if matcher.is_error():
@@ -199,7 +201,9 @@ def _source(grammar: Grammar) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if grammar.kind in ("json_schema", "json_object"):
-        schema = grammar.text or _ANY_OBJECT
+        from localinfer.text.json_schemas import enforceable
+
+        schema = enforceable(_decoded(grammar.text or _ANY_OBJECT))
         options: Any = {"whitespace_pattern": WHITESPACE}
         return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
     kind: Any = grammar.kind
