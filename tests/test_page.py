@@ -374,13 +374,16 @@ def test_settings_reach_the_server(person: Person) -> None:
     person.page.get_by_label("System prompt").fill("Be brief.")
     person.page.get_by_label("Temperature").fill("0")
     person.page.get_by_label("Longest answer").fill("2")
+    person.page.get_by_text("Advanced sampling").click()
+    person.page.get_by_label("XTC probability").fill("0.5")
     person.page.keyboard.press("Escape")
     with person.page.expect_request("**/v1/chat/completions") as asked:
         person.ask("hello")
     body = asked.value.post_data_json
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
     assert (body["temperature"], body["max_tokens"], body["stream_options"]) == (0, 2, {"include_usage": True})
-    assert not {"top_p", "top_k", "tools", "stop"} & set(body), "what is not set is up to the model"
+    assert body["xtc_probability"] == 0.5
+    assert not {"top_p", "top_k", "mirostat", "tools", "stop"} & set(body), "what is not set is up to the model"
     person.expect(".finish").to_contain_text("cut off")
     person.page.locator("#open-settings").click()
     person.page.get_by_label("Temperature").fill("-3")

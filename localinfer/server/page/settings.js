@@ -14,10 +14,27 @@ const NUMBERS = [
   ["seed", "Seed", "the same one gives the same answer", -9e15, 9e15, 1],
 ];
 
+const MORE_NUMBERS = [
+  ["typical_p", "Typical p", "1 is off", 0.01, 1, 0.01],
+  ["top_n_sigma", "Top n sigma", "0 is off", 0, 100, 0.1],
+  ["dynatemp_range", "Dynatemp range", "by how much it moves; 0 is off", 0, 5, 0.05],
+  ["dynatemp_exponent", "Dynatemp exponent", "higher stays lower", 0, 10, 0.1],
+  ["xtc_probability", "XTC probability", "how often likely tokens go; 0 is off", 0, 1, 0.05],
+  ["xtc_threshold", "XTC threshold", "the probability that makes one likely", 0, 1, 0.01],
+  ["dry_multiplier", "DRY multiplier", "against repetitions; 0 is off", 0, 100, 0.1],
+  ["dry_base", "DRY base", "for each token that one is longer", 1, 10, 0.05],
+  ["dry_allowed_length", "DRY allowed length", "tokens", 0, 1e6, 1],
+  ["dry_penalty_last_n", "DRY range", "tokens; -1 for all", -1, 1e7, 1],
+  ["repeat_last_n", "Penalties' range", "tokens; -1 for all", -1, 1e7, 1],
+  ["mirostat", "Mirostat", "1 or 2; 0 is off", 0, 2, 1],
+  ["mirostat_tau", "Mirostat tau", "bits of surprise", 0, 20, 0.1],
+  ["mirostat_eta", "Mirostat eta", "how fast it learns", 0, 1, 0.01],
+];
+
 /** The fields of a request for these settings. Error in words if they make none. */
 export function requestFields(settings) {
   const fields = {};
-  for (const [name, label, , least, most, step] of NUMBERS) {
+  for (const [name, label, , least, most, step] of [...NUMBERS, ...MORE_NUMBERS]) {
     const text = settings[name]?.trim();
     if (!text) continue;
     const value = Number(text);
@@ -88,7 +105,7 @@ export function showSettings(target, settings, changed) {
   };
   const area = (rows, placeholder) => element("textarea", { rows, placeholder, spellcheck: "false" });
   const choice = (...options) => element("select", {}, ...options.map(([value, label]) => element("option", { value }, label)));
-  const numbers = NUMBERS.map(([name, label, hint, least, most, step]) =>
+  const number = ([name, label, hint, least, most, step]) =>
     field(
       name,
       label,
@@ -101,8 +118,7 @@ export function showSettings(target, settings, changed) {
         placeholder: "model's",
         inputmode: "decimal",
       }),
-    ),
-  );
+    );
   const reset = element(
     "button",
     {
@@ -122,8 +138,14 @@ export function showSettings(target, settings, changed) {
       "details",
       { open: true },
       element("summary", {}, "Sampling"),
-      element("div", { class: "grid" }, ...numbers),
+      element("div", { class: "grid" }, ...NUMBERS.map(number)),
       field("stop", "Stop at", "one text per line", area("2", "")),
+    ),
+    element(
+      "details",
+      { open: MORE_NUMBERS.some(([name]) => settings[name]?.trim()) },
+      element("summary", {}, "Advanced sampling"),
+      element("div", { class: "grid" }, ...MORE_NUMBERS.map(number)),
     ),
     element(
       "details",
