@@ -18,6 +18,7 @@ _ID = r"[A-Za-z0-9_.:-]{1,128}"
 _PLACES = {"{id}": re.compile(_ID), "{number}": re.compile(r"\d{1,9}")}
 _PARTS = re.compile(r"\{id\}|\{number\}|(?:(?!\{id\}|\{number\})\S)+")  # of a mark
 _SPACE = r"\s{0,99}"
+_ADDED = frozenset(("function", "type", "id", "tool_call_id", "index"))  # keys that say nothing to the tool
 _LONGEST_HEAD = 4096  # no name or key, with what stands around it, is as long as this
 # What an answer may begin with if its calls have no mark.
 _BARE = {"object": re.compile(r"\{\s*\""), "python": re.compile(r"\[\s*[A-Za-z_][A-Za-z0-9_.-]*\s*\(")}
@@ -198,13 +199,15 @@ class CallParser:
         """The call that an object stands for, or all of `{NAME: arguments, ...}`."""
         if isinstance(item, dict) and self._form.style == "keyed" and self._form.name_key not in item:
             return [_call(name, arguments) for name, arguments in item.items()]
-        if isinstance(item, dict) and isinstance(item.get("function"), dict):
+        if isinstance(item, dict) and isinstance(item.get("function"), dict) and _ADDED.issuperset(item):
             item = item["function"]
         if not isinstance(item, dict):
             raise ValueError("no object")
-        name = item.get(self._form.name_key, item.get("name"))
-        keys = (self._form.arguments_key, "arguments", "parameters")
-        return [_call(name, next((item[key] for key in keys if key in item), {}))]
+        name_key = next((key for key in (self._form.name_key, "name") if key in item), "")
+        key = next((key for key in (self._form.arguments_key, "arguments", "parameters") if key in item), "")
+        if not _ADDED.issuperset(item.keys() - {name_key, key}):
+            raise ValueError("more than a call")
+        return [_call(item.get(name_key), item.get(key, {}))]
 
     def _split(self, text: str, place: int) -> tuple[list[Call], int]:
         between = _loosely(self._form.name_close)
@@ -240,6 +243,8 @@ class CallParser:
                 return [Call(name, _dumped(arguments))], place
             if text.startswith(opened, place):
                 key, value, place = self._pair(text, place + len(opened), properties)
+                if key in arguments:
+                    raise ValueError("twice the same key")
                 arguments[key] = value
             elif closed.startswith(text[place:]) or opened.startswith(text[place:]):
                 raise Incomplete

@@ -107,6 +107,8 @@ class Python:
             if self._at(place) == ")":
                 return name, arguments, place + 1
             key, place = self._name(place)
+            if key in arguments:
+                raise ValueError("twice the same key")
             arguments[key], place = self.value(self._expect(place, "="))
             place = self._skip(place)
             if self._at(place) == ",":

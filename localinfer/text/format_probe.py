@@ -80,7 +80,10 @@ def tool_format(template: ChatTemplate) -> ToolFormat | None:
     variables = {shown_as: [_TOOL]} if shown_as not in (SYSTEM_FIELD, SYSTEM_TEXT) else {}
     turns = _Turns(template, variables)
     first = _call(0, _FIRST, {_KEY: _VALUE, _OTHER_KEY: _OTHER_VALUE})
-    one, two = turns.of([first]), turns.of([first, _call(1, _SECOND, {_KEY: _VALUE})])
+    thought = reasoning_format(template)
+    one, two = (
+        _without_thought(thought, turns.of(calls)) for calls in ([first], [first, _call(1, _SECOND, {_KEY: _VALUE})])
+    )
     if one is None or _FIRST not in one:
         known = next((form for mark, form in _KNOWN_BY_SOURCE if mark in template.source), None)
         return None if known is None else replace(known, shown_as=shown_as, shows_calls=False)
@@ -357,6 +360,13 @@ def _split_marks(lead: str, tail: str, gap: str | None) -> tuple[str, str, str]:
     call_close = _common_prefix(gap, tail)
     call_open = _common_suffix(gap.removeprefix(call_close), lead)
     return call_close, gap.removeprefix(call_close).removesuffix(call_open), call_open
+
+
+def _without_thought(thought: ReasoningFormat | None, turn: str | None) -> str | None:
+    """Without an empty thought before the calls."""
+    if thought is None or turn is None:
+        return turn
+    return re.sub(rf"\s*{re.escape(thought.open)}\s*{re.escape(thought.close)}", "", turn, count=1)
 
 
 def _after(text: str, *marks: str) -> str:
