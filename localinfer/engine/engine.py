@@ -374,7 +374,8 @@ class Engine:
         banned = request.banned if early and allowed is None else None
         processors = request.logits_processors
         token, logprob = self._sampler.draw(logits, sequence, params, choice.draw, banned, allowed, processors)
-        choice.draw.accept()
+        if params.mirostat:
+            choice.draw.accept()
         request.last_token = time.perf_counter()
         request.first_token = request.first_token or request.last_token
         self._counters.generated_tokens += 1
