@@ -226,7 +226,6 @@ def test_a_prompt_that_fills_the_context(client: openai.OpenAI) -> None:
         ("best_of", 0),
         ("echo", "yes"),
         ("max_tokens", -1),
-        ("suffix", "end"),
         ("messages", []),
         ("max_completion_tokens", 5),
         ("top_logprobs", 3),

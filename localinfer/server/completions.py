@@ -14,6 +14,7 @@ from localinfer.engine.request import Output, Request
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.thread import Job
 from localinfer.server.errors import invalid
+from localinfer.server.gaps import gap, marks
 from localinfer.server.generation import Task, generate
 from localinfer.server.logprobs import CompletionLogprobsWriter
 from localinfer.server.parameters import room_for_answer, sampling_params
@@ -55,6 +56,11 @@ class CompletionTask(Task[CompletionRequest]):
             more |= {"logprobs": True, "top_logprobs": fields.logprobs}
             if fields.echo:
                 more["prompt_logprobs"] = fields.logprobs
+        if fields.suffix:
+            if fields.echo:
+                raise invalid("suffix: it cannot be asked for together with echo", param="suffix")
+            more["stop_token_ids"] = (*(fields.stop_token_ids or ()), *marks(llm))
+            fields = msgspec.structs.replace(fields, stop_token_ids=None)
         wanted = DEFAULT_TOKENS if fields.max_tokens is None else max(1, fields.max_tokens)
         jobs = []
         for prompt in prompts:
@@ -154,6 +160,10 @@ class CompletionTask(Task[CompletionRequest]):
         return self.model.llm.tokenizer.detokenizer(skip_special=self.skip_special)
 
     def _ids(self, prompt: str | list[int]) -> Sequence[int]:
+        if self.fields.suffix:
+            if not isinstance(prompt, str):
+                raise invalid("suffix: what stands before it has to be a text, too", param="suffix")
+            return gap(self.model.llm, prompt, self.fields.suffix)
         if isinstance(prompt, list):
             try:
                 return array("i", prompt)

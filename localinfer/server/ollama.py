@@ -18,6 +18,7 @@ from localinfer.engine.request import Output, Request
 from localinfer.engine.thread import Job
 from localinfer.server.conversation import Conversation
 from localinfer.server.errors import ApiError, invalid, ollama_error
+from localinfer.server.gaps import gap, marks
 from localinfer.server.generation import generate
 from localinfer.server.schemas.chat import ChatCompletionRequest, Tool
 from localinfer.server.schemas.ollama import (
@@ -174,6 +175,11 @@ class OllamaGenerate(_OllamaTask):
         if not asked.prompt:
             raise invalid("prompt: it is empty", param="prompt")
         llm = self.model.llm
+        if asked.suffix:
+            if asked.system:
+                raise invalid("system: a gap is filled in without a chat template", param="system")
+            self.fields.stop_token_ids = [*marks(llm)]
+            return self.continue_text(gap(llm, asked.prompt, asked.suffix))
         if asked.raw or llm.chat_template is None:
             if asked.system:
                 raise invalid("system: this is continued as it is, without a chat template", param="system")

@@ -12,7 +12,7 @@ from localinfer.server.schemas.sampling import Alternatives, Choices, SamplingFi
 class CompletionRequest(SamplingFields, kw_only=True):
     """`prompt` is a text, token ids, or a list of either. `max_tokens` is 16 and `temperature` 1 if they are not given,
     as in OpenAI's API. `echo` puts the prompt in front of the answer; with `logprobs` its tokens have theirs too, and
-    with `max_tokens` 0 nothing else is sent.
+    with `max_tokens` 0 nothing else is sent. `suffix` is what follows the answer, for models that fill gaps in.
     """
 
     prompt: str | list[str | int | list[int]]
@@ -20,6 +20,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     echo: bool | None = None
     logprobs: Alternatives | None = None
     add_special_tokens: bool | None = None
+    suffix: str | None = None
 
 
 class CompletionLogprobs(msgspec.Struct):

@@ -67,9 +67,13 @@ class OllamaChatRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
-    """One prompt: a conversation of one turn, or with `raw` a text to continue as it is. Streams unless told not to."""
+    """One prompt: a conversation of one turn, or with `raw` a text to continue as it is. Streams unless told not to.
+
+    With a `suffix`, the answer is what belongs between the two, from models that fill gaps in.
+    """
 
     prompt: str = ""
+    suffix: str | None = None
     model: str | None = None
     system: str | None = None
     raw: bool | None = None
