@@ -111,6 +111,48 @@ def test_health_needs_no_key_and_nothing_else_looks_like_it() -> None:
         assert answer(app, path=path, method="GET").status == 401
 
 
+# --- hosts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:8080", True),
+        ("localhost.:8080", True),
+        ("models.localhost:1", True),
+        ("127.0.0.1:8080", True),
+        ("192.168.1.5", True),
+        ("[::1]:8080", True),
+        ("[fe80::1%eth0]:80", True),
+        ("bound.example:8080", True),
+        ("named.example", True),
+        ("evil.example", False),
+        ("evil.example:8080", False),
+        ("localhost.evil.example", False),
+        ("notlocalhost", False),
+        ("127.0.0.1.evil.example", False),
+        ("127.1", False),
+        ("[evil.example]:80", False),
+        ("sub.named.example", False),
+        ("\xff", False),
+    ],
+)
+def test_without_a_key_only_names_are_answered_that_lead_nowhere_else(host: str, allowed: bool) -> None:
+    settings = ServerSettings(host="bound.example", allowed_hosts=("Named.example",))
+    got = answer(guarded(echo, settings)[0], {"host": host}, path="/v1/models", method="GET")
+    assert (got.status == 200) is allowed
+    if not allowed:
+        assert (got.status, got.error["code"]) == (403, "host_not_allowed")
+        assert "--allowed-host" in got.error["message"]
+
+
+def test_a_key_or_no_host_at_all_is_enough() -> None:
+    keyed = guarded(echo, ServerSettings(api_keys=("key",)))[0]
+    assert answer(keyed, {"host": "any.example", "x-api-key": "key"}).status == 200
+    assert answer(guarded(echo, ServerSettings())[0]).status == 200
+
+
 # --- origins -----------------------------------------------------------------------------------------------------
 
 

@@ -131,7 +131,10 @@ def test_dimensions_may_only_be_those_of_the_model(client: httpx.Client) -> None
         ({"input": [-1]}, "input"),
         ({"input": [2**40]}, "input"),
         ({"input": ["!"] * (MOST_INPUTS + 1)}, "2049 inputs are more than 2048"),
-        ({"input": "!", "encoding_format": "hex"}, "encoding_format"),
+        (
+            {"input": "!", "encoding_format": "hex"},
+            "encoding_format: Invalid enum value 'hex', expected one of 'float', 'base64'",
+        ),
         ({"input": "!", "dimensions": 0}, "dimensions"),
         ({"input": "!", "messages": []}, "messages"),
     ],

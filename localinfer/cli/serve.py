@@ -79,6 +79,14 @@ def command(
             "--cors-origin", help="Let web pages of this origin ask, beside local ones; * is all.", show_default=False
         ),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            help="A name by which this server may be asked without a key, beside localhost and IP addresses.",
+            show_default=False,
+        ),
+    ] = None,
     tls_cert: Annotated[str, typer.Option("--tls-cert", help="A certificate in PEM form.", show_default=False)] = "",
     tls_key: Annotated[str, typer.Option("--tls-key", help="Its private key.", show_default=False)] = "",
     max_body: Annotated[int, typer.Option("--max-body", help="MiB that a request may have.", min=1)] = 32,
@@ -115,6 +123,7 @@ def command(
         port=port,
         api_keys=keys,
         cors_origins=tuple(cors_origin or ()),
+        allowed_hosts=tuple(allowed_host or ()),
         tls_certificate=tls_cert,
         tls_key=tls_key,
         max_body=max_body * MEBIBYTE,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -74,6 +75,48 @@ def _given_keys(scope: Scope) -> list[bytes]:
         elif name == b"x-api-key":
             keys.append(value.strip())
     return keys
+
+
+class LimitHosts:
+    """Answers 403 to requests for a host that a name of somebody else's could have been made to lead to.
+
+    A foreign page can give its own name this machine's address (DNS rebinding), and to the browser the server is then
+    the page's own. So without a key only names are answered that cannot be made to lead elsewhere: localhost and what
+    ends with it (RFC 6761, 6.3), IP addresses, and `hosts`. What names no host comes from no browser.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self._app = app
+        self._hosts = {host.lower().rstrip(".") for host in hosts if host}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = dict(scope["headers"]).get(b"host", b"") if scope["type"] == "http" else b""
+        host = _host_name(given.decode("latin-1"))
+        if not given or self._allows(host):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            403,
+            f"this server is not known as {host}; it can be started with --allowed-host {host}, or with a key",
+            code="host_not_allowed",
+        )
+        await refuse(error, scope, receive, send)
+
+    def _allows(self, host: str) -> bool:
+        if host in self._hosts or host == "localhost" or host.endswith(".localhost"):
+            return True
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return True
+
+
+def _host_name(given: str) -> str:
+    """Of a Host header, without its port; an IPv6 address without its brackets and zone."""
+    if given.startswith("["):
+        return given[1:].partition("]")[0].partition("%")[0]
+    return given.partition(":")[0].lower().rstrip(".")
 
 
 class LimitOrigins:

@@ -9,7 +9,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -131,7 +132,7 @@ async def read_body(request: Request, schema: type[Schema]) -> Body[Schema]:
     try:
         fields = msgspec.convert(raw, schema, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _naming_the_field(str(error)) from None
+        raise _naming_the_field(str(error), schema) from None
     for name in known & set(raw):
         inner = getattr(fields, name)
         if isinstance(inner, msgspec.Struct):
@@ -181,16 +182,41 @@ def _is_refused(name: str, value: Any) -> bool:
     return name in REFUSED and value is not None and value not in REFUSED[name]
 
 
-def _naming_the_field(message: str) -> ApiError:
+def _naming_the_field(message: str, schema: Any) -> ApiError:
     """msgspec says "Expected `int`, got `str` - at `$.messages[0].role`", or "... at `key` in `$.logit_bias`"."""
     what, _, where = message.partition(" - at ")
     path = re.search(r"\$\.?([^`]*)`", where)
     param = path.group(1) if path else None
     if param is None and (missing := re.search(r"required field `(\w+)`", what)):
         param = missing.group(1)
+    if param is not None and what.startswith("Invalid enum value"):
+        what += f", expected one of {', '.join(map(repr, _allowed(schema, param)))}"
     what = what.replace("`", "").replace("Expected", "expected", 1)
     what = what.replace("Object missing", "it is missing the", 1)
     return invalid(f"{param}: {what}" if param else what, param=param)
+
+
+def _allowed(kind: Any, path: str) -> list[str | int]:
+    """The texts or numbers that may stand at a path such as `messages[0].role`, in the order of the schema."""
+    options = _options(kind)
+    for step in re.findall(r"\w+|\[[^\]]*\]", path):
+        inner: list[Any] = []
+        for option in options:
+            if isinstance(option, type) and issubclass(option, msgspec.Struct):
+                inner += [field.type for field in msgspec.structs.fields(option) if field.encode_name == step]
+            elif step.startswith("["):
+                inner += get_args(option)
+        options = [option for each in inner for option in _options(each)]
+    return [value for option in options if get_origin(option) is Literal for value in get_args(option)]
+
+
+def _options(kind: Any) -> list[Any]:
+    """What a type may be, where it is a union, perhaps with annotations."""
+    if get_origin(kind) is Annotated:
+        return _options(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return [option for inner in get_args(kind) for option in _options(inner)]
+    return [kind]
 
 
 def _header(names: Iterable[str]) -> str:

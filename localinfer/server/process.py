@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from localinfer.server.access import LimitOrigins, RequireKey
+from localinfer.server.access import LimitHosts, LimitOrigins, RequireKey
 from localinfer.server.app import create_app
 from localinfer.server.limits import Gate, LimitBody
 from localinfer.server.listen import listen, tls_context, url
@@ -67,7 +67,11 @@ def guarded(
     `report` is told of requests that do not pass.
     """
     gate = Gate(LimitBody(app, settings.max_body))
-    keyed: ASGIApp = RequireKey(gate, settings.api_keys) if settings.api_keys else gate
+    keyed: ASGIApp
+    if settings.api_keys:
+        keyed = RequireKey(gate, settings.api_keys)
+    else:
+        keyed = LimitHosts(gate, (settings.host, *settings.allowed_hosts))
     limited = LimitOrigins(keyed, settings.cors_origins, same_origin=bool(settings.api_keys))
     return ReportRefusals(limited, report, {path for endpoint in ENDPOINTS for path in endpoint.paths}), gate
 

@@ -14,6 +14,7 @@ class ServerSettings:
     host, port       where it listens; port 0 takes a free one
     api_keys         any of them opens every path but /health; empty: no key is asked for
     cors_origins     origins of web pages that may ask, beside those on this machine; "*" is every origin
+    allowed_hosts    names by which it may be asked without a key, beside localhost, `host` and IP addresses
     max_body         bytes that the body of a request may have
     parallel         answers of one model that are computed at the same time
     queue            requests of one model that may wait for their turn; more get a 429
@@ -29,6 +30,7 @@ class ServerSettings:
     port: int = 8080
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     tls_certificate: str = ""
     tls_key: str = ""
     max_body: int = 32 * MEBIBYTE
