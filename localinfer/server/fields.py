@@ -83,6 +83,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "previous_response_id": ("",),
     "prompt": (),
     "prompt_logprobs": (),
+    "rank_fields": ([], ["text"]),
     "reasoning_effort": (),
     "repeat_last_n": (),
     "repeat_penalty": (1,),

@@ -27,6 +27,7 @@ from localinfer.server.app import create_app
 from localinfer.server.limits import Gate, LimitBody
 from localinfer.server.listen import listen, tls_context, url
 from localinfer.server.on_demand import ModelSource, OnDemandModels
+from localinfer.server.protocol import Protocol
 from localinfer.server.record import RequestRecord
 from localinfer.server.refusals import ReportRefusals
 from localinfer.server.routes import ENDPOINTS
@@ -170,7 +171,7 @@ def _uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=Protocol,
         ws="none",
         lifespan="on",
         interface="asgi3",

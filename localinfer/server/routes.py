@@ -20,6 +20,7 @@ from localinfer.server import (
     ollama,
     ollama_models,
     openapi,
+    rerank,
     responses,
     status,
     tokens,
@@ -49,6 +50,7 @@ from localinfer.server.schemas.ollama import (
     OllamaShowRequest,
     OllamaVersion,
 )
+from localinfer.server.schemas.rerank import RankedText, RerankRequest, RerankResponse
 from localinfer.server.schemas.responses import ResponseObject, ResponsesRequest
 from localinfer.server.schemas.status import Health, Props, Slot, Welcome
 from localinfer.server.schemas.tokens import (
@@ -146,6 +148,15 @@ ENDPOINTS = (
         "Make vectors of texts",
         EmbeddingRequest,
         EmbeddingResponse,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/rerank",
+        rerank.create,
+        "Order documents by how much they have to do with a query",
+        RerankRequest,
+        RerankResponse | list[RankedText],
+        aliases=("/rerank", "/v1/reranking", "/reranking"),
     ),
     Endpoint(
         "POST",
