@@ -28,13 +28,11 @@ class AnswerView:
         self._plain = Answer()
         self._thought: _Thought | None = None
         self._tokens = 0
-        self._line_begins = True
 
     def said(self, text: str) -> None:
         self._end_thought()
         if not text:
             return
-        self._line_begins = text.endswith("\n")
         if self._markdown is None:
             self._plain.write(text)
         else:
@@ -77,6 +75,18 @@ class AnswerView:
     def _write(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+class Silent:
+    """Shows nothing."""
+
+    raw = False
+
+    def said(self, text: str) -> None: ...
+
+    def thought(self, text: str, tokens: int) -> None: ...
+
+    def over(self) -> None: ...
 
 
 class _Thought:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from localinfer.cli.interrupt import interrupt_calls
-from localinfer.engine.llm import LLM, Completion
+from localinfer.engine.llm import LLM, Completion, TextStream
 from localinfer.engine.sampling import SamplingParams
 from localinfer.text.answer_marks import AnswerMarks, new_call_id
-from localinfer.text.answer_reader import SEAL, Call, Said
+from localinfer.text.answer_reader import SEAL, Call
 
 Message = dict[str, Any]
 
@@ -66,6 +66,20 @@ def answer(
     variables: Mapping[str, Any] | None = None,
 ) -> Answered:
     """Asks the model. `tools` are described as in OpenAI's API. Ctrl-C ends the answer. Raises as `LLM.chat` does."""
+    stream, marks = begin(llm, messages, params, tools=tools, variables=variables)
+    with stream, interrupt_calls(stream.cancel):
+        return follow(stream, marks, view)
+
+
+def begin(
+    llm: LLM,
+    messages: Sequence[Message],
+    params: SamplingParams,
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
+) -> tuple[TextStream, AnswerMarks]:
+    """The answer as it will come, and how it is read."""
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
     form = llm.tool_format if tools else None
     marks = AnswerMarks(llm.tokenizer, llm.reasoning_format, form, schemas)
@@ -76,35 +90,33 @@ def answer(
         from localinfer.text.tool_grammar import call_bounds
 
         params = params.changed(calls=call_bounds(form, schemas, llm.tokenizer, several=True, forced=False))
-    stream = llm.stream(prompt, params, decoder=marks.decoder())
+    return llm.stream(prompt, params, decoder=marks.decoder()), marks
+
+
+def follow(stream: TextStream, marks: AnswerMarks, view: View) -> Answered:
+    """Shows an answer to its end."""
     reader = marks.reader()
     content: list[str] = []
     thought: list[str] = []
     calls: list[Call] = []
-    thought_tokens = fresh = 0
-    with stream, interrupt_calls(stream.cancel):
-        for chunk in stream:
-            text = chunk.text
-            if view.raw:
-                view.said(text.replace(SEAL, ""))
-            pieces = reader.push(text)
-            if chunk.finish_reason is not None:
-                pieces += reader.finish()
-            fresh += len(chunk.tokens)
-            for piece in pieces:
-                if isinstance(piece, Call):
-                    calls.append(piece)
-                elif piece.kind == "reasoning":
-                    thought.append(piece.text)
-                    thought_tokens, fresh = thought_tokens + fresh, 0
-                else:
-                    content.append(piece.text)
-                if isinstance(piece, Said) and not view.raw:
-                    if piece.kind == "reasoning":
-                        view.thought(piece.text, thought_tokens)
-                    else:
-                        view.said(piece.text)
-                fresh = 0
+    thought_tokens = fresh = 0  # `fresh` ones have brought no piece yet
+    for chunk in stream:
+        if view.raw:
+            view.said(chunk.text.replace(SEAL, ""))
+        pieces = reader.push(chunk.text) + (reader.finish() if chunk.finish_reason is not None else [])
+        fresh += len(chunk.tokens)
+        for piece in pieces:
+            if isinstance(piece, Call):
+                calls.append(piece)
+            elif piece.kind == "reasoning":
+                thought.append(piece.text)
+                thought_tokens += fresh
+                if not view.raw:
+                    view.thought(piece.text, thought_tokens)
+            else:
+                content.append(piece.text)
+                if not view.raw:
+                    view.said(piece.text)
+            fresh = 0
     view.over()
-    completion = stream.completion
-    return Answered(completion, "".join(content), "".join(thought), thought_tokens, calls)
+    return Answered(stream.completion, "".join(content), "".join(thought), thought_tokens, calls)

@@ -15,15 +15,20 @@ from localinfer.cli.options import (
     Quant,
     Speculation,
     Template,
+    Think,
+    ThinkingBudget,
+    Thoughts,
     Threads,
     refuse_other_encodings,
     with_sampling,
 )
-from localinfer.cli.output import Answer, aside, emit, emit_json, note
+from localinfer.cli.output import aside, emit, emit_json, note
 from localinfer.errors import ContextLengthError, LocalInferError
 
 if TYPE_CHECKING:
+    from localinfer.cli.answering import Answered
     from localinfer.engine.llm import LLM, TextStream
+    from localinfer.text.answer_marks import AnswerMarks
 
 PATIENCE_SECONDS = 2.0
 
@@ -49,6 +54,9 @@ def command(
     speculation: Speculation = "auto",
     draft: Draft = "",
     template: Template = "",
+    think: Think = None,
+    thinking_budget: ThinkingBudget = None,
+    thoughts: Thoughts = None,
     schema: Annotated[
         str,
         typer.Option(
@@ -76,8 +84,12 @@ def command(
         raise typer.BadParameter("--special goes with --raw only: a chat template writes the special tokens itself")
     if system and raw:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
+    if raw and (think is not None or thinking_budget is not None):
+        raise typer.BadParameter("a model is told how to think by its chat template, which --raw leaves out")
     refuse_other_encodings(**{"the prompt": prompt, "--system": system})
-    bound = _grammar(schema, regex, grammar)
+    sampling |= _grammar(schema, regex, grammar)
+    if thinking_budget is not None:
+        sampling["thinking_budget"] = thinking_budget
     text = _read_prompt(prompt)
     from localinfer.cli.interrupt import interrupt_ends
     from localinfer.cli.loading import load_model
@@ -98,22 +110,19 @@ def command(
     # Nothing is lost when Ctrl-C ends the process, so it may do that at once.
     with llm, interrupt_ends():
         try:
-            stream = _start(llm, text, system, raw, special, {**sampling, **bound})
+            stream, marks = _start(llm, text, system, raw, special, think, sampling)
         except ContextLengthError as problem:
             lower = ", lower --max-tokens" if "max_tokens" in sampling else ""
             raise ContextLengthError(
                 problem.message, f"shorten the prompt{lower}, or give a larger --context"
             ) from problem
-        written = Answer()
-        for chunk in stream:
-            if not json:
-                written.write(chunk.text)
-        completion = stream.completion
+        answered = _shown(stream, marks, thoughts, silent=json)
+        completion = answered.completion
         if json:
             from localinfer.cli.statistics import as_data
 
-            emit_json(as_data(completion, llm))
-        elif not completion.text.endswith("\n"):
+            emit_json(as_data(completion, llm, answered.content, answered.thought))
+        elif not answered.content.endswith("\n"):
             emit("\n")
         if completion.finish_reason == "loop":
             note("note: ended, for it repeats itself; --no-loop-detection lets it go on")
@@ -127,18 +136,42 @@ def command(
             aside(f"answer {rates(completion)}; context {context_use(completion, llm.context)}")
 
 
-def _start(llm: "LLM", text: str, system: str, raw: bool, special: bool, sampling: dict[str, Any]) -> "TextStream":
+def _start(
+    llm: "LLM", text: str, system: str, raw: bool, special: bool, think: bool | None, sampling: dict[str, Any]
+) -> "tuple[TextStream, AnswerMarks | None]":
+    """The answer, and how it is read, unless the prompt is only continued."""
     from localinfer.cli.loading import CONVERSATION, recommended_sampling
 
     if raw:
-        return llm.stream(llm.tokenize(text, parse_special=special), **sampling)
+        return llm.stream(llm.tokenize(text, parse_special=special), **sampling), None
     sampling = {**CONVERSATION, **sampling}
     if llm.chat_template is None and not system:
         note("note: the model has no chat template; it continues the prompt as it is (--raw does not say this)")
-        return llm.stream(llm.tokenize(text, parse_special=special), **sampling)
+        return llm.stream(llm.tokenize(text, parse_special=special), **sampling), None
+    from localinfer.cli.answering import begin
+    from localinfer.cli.thinking import thinking_variables
+
     messages = [{"role": "system", "content": system}] if system else []
     recommended, _ = recommended_sampling(llm.chat_defaults, llm.path)
-    return llm.chat([*messages, {"role": "user", "content": text}], recommended, stream=True, **sampling)
+    variables = {} if think is None else thinking_variables(llm.chat_template, think)
+    asked = [*messages, {"role": "user", "content": text}]
+    return begin(llm, asked, recommended.changed(**sampling), variables=variables)
+
+
+def _shown(stream: "TextStream", marks: "AnswerMarks | None", thoughts: str | None, silent: bool) -> "Answered":
+    """Shows the answer to its end."""
+    from localinfer.cli.answer_view import AnswerView, Silent
+    from localinfer.cli.answering import Answered, follow
+
+    terminal = sys.stdout.isatty()
+    shown = not terminal if thoughts is None else thoughts == "show"
+    view = Silent() if silent else AnswerView(markdown=False, thoughts=shown, raw=shown and not terminal)
+    if marks is not None:
+        return follow(stream, marks, view)
+    for chunk in stream:
+        view.said(chunk.text)
+    view.over()
+    return Answered(stream.completion, stream.completion.text, "", 0)
 
 
 def _grammar(schema: str, regex: str, grammar: str) -> dict[str, Any]:

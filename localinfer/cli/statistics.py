@@ -17,18 +17,20 @@ def context_use(completion: "Completion", context: int) -> str:
     return f"{completion.prompt_tokens + len(completion.tokens)} of {context} tokens"
 
 
-def as_data(completion: "Completion", llm: "LLM") -> dict[str, Any]:
+def as_data(completion: "Completion", llm: "LLM", text: str, thought: str) -> dict[str, Any]:
     """What `run --json` prints.
 
-    model, backend, context (tokens), text, tokens (ids, the one that ended the answer included), finish_reason,
-    finish_detail, seed, and stats: prompt_tokens, cached_tokens, completion_tokens, queue_seconds, prefill_seconds,
-    prefill_tokens_per_second, decode_seconds, decode_tokens_per_second.
+    model, backend, context (tokens), text, reasoning (what the model thought before, if it did), tokens (ids, the one
+    that ended the answer included), finish_reason, finish_detail, seed, and stats: prompt_tokens, cached_tokens,
+    completion_tokens, queue_seconds, prefill_seconds, prefill_tokens_per_second, decode_seconds,
+    decode_tokens_per_second.
     """
     return {
         "model": llm.name,
         "backend": llm.backend,
         "context": llm.context,
-        "text": completion.text,
+        "text": text,
+        "reasoning": thought,
         "tokens": list(completion.tokens),
         "finish_reason": completion.finish_reason,
         "finish_detail": completion.finish_detail,
