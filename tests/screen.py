@@ -63,6 +63,9 @@ class Screen:
         elif (width := columns_of(character)) == 0:
             before, style = self.lines[self.row][self.column - 1]
             self.lines[self.row][self.column - 1] = (before + character, style)
+            if character == "\ufe0f" and before and columns_of(before[0]) == 1:  # as an emoji it is wide
+                self.lines[self.row].append(("", style))
+                self.column += 1
         else:
             assert character >= " ", f"a control character: {character!r}"
             if self.column + width > self.columns:

@@ -70,7 +70,7 @@ class MarkdownStream:
     def finish(self) -> str:
         """What is left to write when no more comes."""
         self._end_line(newline=False)
-        self._end_table(last=True)
+        self._end_table()
         return self._sheet.taken()
 
     def _let_be(self) -> None:
@@ -96,6 +96,8 @@ class MarkdownStream:
             self._decide(final=True)
         if self._start is None and self._take == self._take_row:
             self._end_row()
+            if not newline:
+                self._sheet.show(self._sheet.tail[:-1])
         else:
             self._draw(final=True)
             if newline:
@@ -129,9 +131,8 @@ class MarkdownStream:
     def _open_fence(self, begun: _Begun) -> None:
         self._fence, language = _FENCE.match(begun.text).groups()  # type: ignore[union-attr]
         self._fence_indent = len(begun.indent)
-        self._sheet.show(
-            [*begun.prefix, *cells(f"─── {language.strip()} ".rstrip() if language.strip() else "───", DIM)]
-        )
+        mark = begun.prefix if any(cell.text != " " for cell in begun.prefix) else []
+        self._sheet.show([*mark, *cells(f"─── {language.strip()}".rstrip(), DIM)])
 
     def _decide_code(self, start: str, final: bool) -> None:
         bare = start.strip()
@@ -190,15 +191,10 @@ class MarkdownStream:
         assert self._table is not None
         self._sheet.show([*self._table.cells(self._sheet.columns), *cells(self._row)])
 
-    def _end_table(self, *, last: bool = False) -> None:
-        """`last`: the text ends with it, and not with a newline."""
-        if self._table is None:
-            return
-        sheet = self._sheet
-        if last and sheet.tail[-1:] == [Cell("\n")] and self._start == "":
-            sheet.show(sheet.tail[:-1])
-        sheet.settle(len(sheet.tail))
-        self._table, self._row = None, ""
+    def _end_table(self) -> None:
+        if self._table is not None:
+            self._sheet.settle(len(self._sheet.tail))
+            self._table, self._row = None, ""
 
 
 def _begun(start: str, final: bool) -> _Begun | None:

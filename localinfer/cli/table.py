@@ -44,7 +44,7 @@ class Table:
             return cells("".join(line + "\n" for line in self._lines[self._settled_lines :]))
         found: list[Cell] = []
         for number, row in enumerate(self._rows[self._settled_rows :], self._settled_rows):
-            found += self._drawn(row, widths, BOLD if number == 0 else "")
+            found += self._drawn(row, self._stretched(row, widths, columns), BOLD if number == 0 else "")
             if number == 0:
                 found += cells("─┼─".join("─" * width for width in widths) + "\n", DIM)
         return found
@@ -62,6 +62,12 @@ class Table:
             widest = max(range(count), key=widths.__getitem__)
             widths[widest] -= 1
         return widths
+
+    def _stretched(self, row: list[str], widths: list[int], columns: int) -> list[int]:
+        """The widths for a row below those that stay, which may be wider than all of them."""
+        wider = [max(width, *map(width_of, _lines(row, i))) for i, width in enumerate(widths)]
+        fits = sum(wider) + len(_BETWEEN) * (len(wider) - 1) < columns
+        return wider if self._widths and fits else widths
 
     def _drawn(self, row: list[str], widths: list[int], style: str) -> list[Cell]:
         columns = [_broken(row, i, width, style) for i, width in enumerate(widths)]
