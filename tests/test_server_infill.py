@@ -159,6 +159,18 @@ def test_ollamas_clients_send_a_suffix(client: httpx.Client) -> None:
     assert (refused.status_code, "system" in refused.json()["error"]) == (400, True)
 
 
+def test_what_a_model_can_do_is_told(client: httpx.Client) -> None:
+    [card] = client.get("/v1/models").json()["data"]
+    assert card["capabilities"] == ["completion", "chat", "embedding", "infill"]
+    assert client.get("/v1/models/tiny").json()["capabilities"] == card["capabilities"]
+    assert client.get("/props").json()["capabilities"] == card["capabilities"]
+    assert client.post("/api/show", json={"model": "tiny"}).json()["capabilities"] == [
+        "completion",
+        "embedding",
+        "insert",
+    ]
+
+
 def test_a_model_without_the_tokens_says_so(tmp_path: Path) -> None:
     with served_scripted(tmp_path, context=CONTEXT) as server:
         for path, body in (

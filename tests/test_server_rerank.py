@@ -136,3 +136,7 @@ def test_a_model_that_was_made_for_something_else_says_so(path: Path) -> None:
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "unsupported_model"
     assert "pooling_type" in response.json()["error"]["message"]
+
+
+def test_what_the_model_can_do_is_told(client: httpx.Client) -> None:
+    assert "rerank" in client.get("/v1/models/tiny").json()["capabilities"]

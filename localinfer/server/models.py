@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localinfer.engine.llm import LLM
+from localinfer.server.capabilities import capabilities
 from localinfer.server.errors import ApiError
 from localinfer.server.registry import ModelInfo, ModelRegistry
 from localinfer.server.schemas.models import ModelCard, ModelList, ModelMeta
@@ -16,12 +19,17 @@ from localinfer.server.schemas.models import ModelCard, ModelList, ModelMeta
 async def list_all(http: Request) -> Response:
     """The handler of /v1/models."""
     registry: ModelRegistry = http.app.state.registry
-    return as_json(ModelList(data=[_card(info) for info in registry.models()]))
+    loaded = {model.name: model.llm for model in registry.loaded()}
+    cards = [await asyncio.to_thread(_card, info, loaded.get(info.name)) for info in registry.models()]
+    return as_json(ModelList(data=cards))
 
 
 async def one(http: Request) -> Response:
     """The handler of /v1/models/{model}."""
-    return as_json(_card(find(http.app.state.registry, http.path_params["model"])))
+    registry: ModelRegistry = http.app.state.registry
+    info = find(registry, http.path_params["model"])
+    llm = next((model.llm for model in registry.loaded() if model.name == info.name), None)
+    return as_json(await asyncio.to_thread(_card, info, llm))
 
 
 def find(registry: ModelRegistry, name: str | None) -> ModelInfo:
@@ -41,7 +49,7 @@ def as_json(answer: msgspec.Struct | Sequence[msgspec.Struct], status: int = 200
     return Response(msgspec.json.encode(answer), status_code=status, media_type="application/json")
 
 
-def _card(info: ModelInfo) -> ModelCard:
+def _card(info: ModelInfo, llm: LLM | None) -> ModelCard:
     return ModelCard(
         id=info.name,
         created=info.created,
@@ -51,4 +59,5 @@ def _card(info: ModelInfo) -> ModelCard:
         meta=ModelMeta(info.context),
         state=info.state,
         problem=info.problem or None,
+        capabilities=None if llm is None else capabilities(llm),
     )

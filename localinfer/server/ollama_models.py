@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from localinfer.engine.llm import LLM
+from localinfer.server.capabilities import ollama_capabilities
 from localinfer.server.embeddings import embedding_jobs, pooling_of, unit_length
 from localinfer.server.errors import invalid
 from localinfer.server.fields import read_body
@@ -132,11 +133,6 @@ def _details(metadata: Any) -> dict[str, Any]:
 
 
 def _described(info: ModelInfo, llm: LLM) -> OllamaModel:
-    capabilities = ["completion", "embedding"]
-    if llm.tool_format is not None:
-        capabilities.append("tools")
-    if llm.reasoning_format is not None:
-        capabilities.append("thinking")
     return OllamaModel(
         modified_at=_time(info.created),
         license=str(llm.metadata.get("general.license", "")),
@@ -145,7 +141,7 @@ def _described(info: ModelInfo, llm: LLM) -> OllamaModel:
         template=llm.chat_template.source if llm.chat_template is not None else "",
         details=_details(llm.metadata),
         model_info={key: _short(value) for key, value in llm.metadata.items() if not key.startswith("tokenizer.chat")},
-        capabilities=capabilities,
+        capabilities=ollama_capabilities(llm),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from starlette.requests import Request as HttpRequest
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from localinfer import __version__
 from localinfer.engine.request import Choice, Request
 from localinfer.engine.sampling import SamplingParams
+from localinfer.server.capabilities import capabilities
 from localinfer.server.errors import ApiError
 from localinfer.server.metrics import CONTENT_TYPE, Metrics
 from localinfer.server.models import as_json, find
@@ -84,6 +86,7 @@ async def props(http: HttpRequest) -> Response:
             eos_token=_special(model, llm.tokenizer.eos_id),
             modalities=Modalities(),
             build_info=f"localinfer {__version__}",
+            capabilities=await asyncio.to_thread(capabilities, llm),
         )
     return as_json(answer)
 

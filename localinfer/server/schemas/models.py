@@ -12,6 +12,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
 
     `context_length`, `max_model_len` (vLLM's name) and `meta.n_ctx` (llama.cpp's) are the same: the tokens that prompt
     and answer may take together. `problem` says why the model could not be loaded when that was last tried.
+    `capabilities` are what it can be asked for, of completion, chat, embedding, rerank, infill, tools and thinking;
+    null before it is loaded.
     """
 
     id: str
@@ -24,6 +26,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     meta: ModelMeta
     state: Literal["loaded", "loading", "unloaded"]
     problem: str | None = None
+    capabilities: list[str] | None = None
 
 
 class ModelMeta(msgspec.Struct):

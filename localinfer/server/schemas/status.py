@@ -125,3 +125,4 @@ class Props(msgspec.Struct, kw_only=True):
     modalities: Modalities
     build_info: str
     is_sleeping: bool = False
+    capabilities: list[str]
