@@ -68,8 +68,10 @@ def test_a_line(text: str, shown: str) -> None:
 
 
 def test_lines_hang_below_their_text() -> None:
-    assert drawn("- one two three four five\n> six seven eight nine ten\n1. eleven twelve thirteen", columns=16).text == [
-        "• one two three", "  four five", "│ six seven", "│ eight nine", "│ ten", "1. eleven", "   twelve", "   thirteen",
+    text = "- one two three four five\n> six seven eight nine ten\n1. eleven twelve thirteen"
+    assert drawn(text, columns=16).text == [
+        "• one two three", "  four five", "│ six seven", "│ eight nine", "│ ten",
+        "1. eleven", "   twelve", "   thirteen",
     ]  # fmt: skip
 
 
@@ -117,10 +119,12 @@ def test_a_table_longer_than_the_screen_keeps_its_columns() -> None:
 
 
 PARTS = [
-    "# Title\n", "## A `code` title\n", "\n", "Some text that is long enough to be broken. ", "**bold words** ", "*it* ",
-    "**open ", "`code` ", "`open ", "[link](https://example.org/somewhere) ", "[open ", "\n- item ", "\n  - nested ",
+    "# Title\n", "## A `code` title\n", "\n", "Some text that is long enough to be broken. ", "**bold words** ",
+    "*it* ", "**open ", "`code` ", "`open ", "[link](https://example.org/somewhere) ", "[open ",
+    "\n- item ", "\n  - nested ",
     "\n1. first ", "\n> quote ", "\n---\n", "\n```py\ncode = 1\n\n  more\n```\n", "\n```\nopen code\n", "世界世界世界 ",
-    "emoji 🌍 ", "e\u0301 ", "❤\ufe0f ", "snake_case ", "\n" + TABLE, "\n| a |\n", "\\* ", "***", "_x_ ", "\t", "~~s~~ ",
+    "emoji 🌍 ", "e\u0301 ", "❤\ufe0f ", "snake_case ", "\n" + TABLE, "\n| a |\n", "\\* ", "***",
+    "_x_ ", "\t", "~~s~~ ",
 ]  # fmt: skip
 
 
@@ -179,7 +183,8 @@ def test_long_lines_do_not_take_longer_and_longer() -> None:
     ["\x1b[31mred", "\x1b]52;c;aGk=\x07", "\x1b]8;;http://evil\x07x\x1b]8;;\x07", "\x9b31m\x9d52;c;x\x9c", "a\rb",
      "a\b\b", "\u202eevil\u202c \u2066x\u2069", "\x00\x7f\x0e\x0f\x05", "\x1bc\x1b[2J\x1b(0"],
 )  # fmt: skip
-@pytest.mark.parametrize("around", ["{}", "**{}**", "`{}`", "```\n{}\n```", "```{}\nx\n```", "| {} | x |\n|--|--|\n| {} | y |",
+@pytest.mark.parametrize("around", ["{}", "**{}**", "`{}`", "```\n{}\n```", "```{}\nx\n```",
+                                    "| {} | x |\n|--|--|\n| {} | y |",
                                     "[{}](http://{})", "# {}", "- {}", "> {}"])  # fmt: skip
 def test_hostile_text_does_nothing(text: str, around: str) -> None:
     written = MarkdownStream().feed(harmless(around.replace("{}", text)) + "\n", 40, 24)

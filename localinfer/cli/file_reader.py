@@ -1,5 +1,6 @@
 """Text files below one folder, for models: nothing outside of it is reached, and no link is followed."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -24,14 +25,15 @@ class FileReader:
 
     def read(self, name: str) -> str:
         """The text of a file."""
-        parts = self._parts(name)
-        with open(self._open(parts, name), "rb") as file:
-            kind = os.fstat(file.fileno())
-            if stat.S_ISDIR(kind.st_mode):
-                raise LocalInferError(f"{name} is a folder")
-            if not stat.S_ISREG(kind.st_mode):
-                raise LocalInferError(f"{name} is no file")
-            data = file.read(_LARGEST + 1)
+        descriptor = self._open(self._parts(name), name)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                raise LocalInferError(f"{name} is {'a folder' if stat.S_ISDIR(mode) else 'no file'}")
+            with open(descriptor, "rb", closefd=False) as file:
+                data = file.read(_LARGEST + 1)
+        finally:
+            os.close(descriptor)
         if len(data) > _LARGEST:
             raise LocalInferError(f"{name} has more than {_LARGEST} bytes, which is more than can be read")
         try:
@@ -82,11 +84,8 @@ class FileReader:
                 descriptor = below
         except (OSError, UnicodeError) as error:
             os.close(descriptor)
-            reason = "it is a link, which is not followed" if getattr(error, "errno", 0) in _LINK else str(
-                getattr(error, "strerror", "") or "it is no name"
-            )  # fmt: skip
+            reason = getattr(error, "strerror", None) or "it is no name"
+            if getattr(error, "errno", 0) == errno.ELOOP:
+                reason = "it is a link, which is not followed"
             raise LocalInferError(f"{name} cannot be read: {reason}") from error
         return descriptor
-
-
-_LINK = {40, 62}  # ELOOP, of Linux and of macOS
