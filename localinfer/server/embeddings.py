@@ -21,7 +21,7 @@ from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.thread import Job
 from localinfer.server.errors import ApiError, invalid
 from localinfer.server.fields import read_body
-from localinfer.server.handling import recorded, while_connected
+from localinfer.server.handling import model_in_use, recorded, while_connected
 from localinfer.server.schemas.embeddings import (
     MOST_INPUTS,
     Embedding,
@@ -40,7 +40,7 @@ async def create(http: HttpRequest) -> Response:
     async with recorded(http, "/v1/embeddings") as record:
         body = await read_body(http, EmbeddingRequest)
         record.ignored_fields = body.unknown
-        async with http.app.state.registry.use(body.fields.model) as model:
+        async with model_in_use(http, body.fields.model) as model:
             record.model = model.name
             llm = model.llm
             pooling = pooling_of(llm.metadata)

@@ -21,7 +21,7 @@ from localinfer.engine.thread import Answers, Job
 from localinfer.errors import LocalInferError
 from localinfer.server.errors import ApiError, as_api_error, invalid
 from localinfer.server.fields import Body, read_body
-from localinfer.server.handling import has_left, recorded, while_connected
+from localinfer.server.handling import has_left, model_in_use, recorded, while_connected
 from localinfer.server.record import CLIENT_LEFT, RequestRecord
 from localinfer.server.registry import ServedModel
 from localinfer.server.schemas.sampling import PromptTokensDetails, SamplingFields, Usage
@@ -155,7 +155,7 @@ async def generate(http: HttpRequest, kind: type[Task[Any]]) -> Response:
         record = await stack.enter_async_context(recorded(http, kind.path))
         body = await read_body(http, kind.schema)
         record.ignored_fields = body.unknown
-        model = await stack.enter_async_context(state.registry.use(kind.model_of(body.fields)))
+        model = await stack.enter_async_context(model_in_use(http, kind.model_of(body.fields)))
         record.model = model.name
         task = kind(body, model)
         record.id = task.id

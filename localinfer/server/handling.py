@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from starlette.requests import Request as HttpRequest
 
 from localinfer.engine.thread import Answers
-from localinfer.server.errors import as_api_error
+from localinfer.server.errors import ApiError, as_api_error
 from localinfer.server.record import CLIENT_LEFT, RequestRecord
 from localinfer.server.refusals import was_refused
+from localinfer.server.registry import ModelRegistry, ServedModel
 
 
 @asynccontextmanager
@@ -30,6 +31,25 @@ async def recorded(http: HttpRequest, endpoint: str) -> AsyncIterator[RequestRec
         record.done(CLIENT_LEFT if has_left(http) else found.status, found.message)
         raise
     record.done()
+
+
+@asynccontextmanager
+async def model_in_use(http: HttpRequest, name: str | None) -> AsyncIterator[ServedModel]:
+    """The model of that name, loaded if need be, unless the client leaves before it is there. The body must be read."""
+    registry: ModelRegistry = http.app.state.registry
+    async with AsyncExitStack() as stack:
+        using = asyncio.ensure_future(stack.enter_async_context(registry.use(name)))
+        leaving = asyncio.create_task(_note_leaving(http))
+        try:
+            await asyncio.wait((using, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not using.done():
+                using.cancel()
+                await asyncio.wait((using,))
+        if using.cancelled():
+            raise ApiError(CLIENT_LEFT, "the client left while the model was being loaded")
+        yield using.result()
 
 
 @asynccontextmanager
@@ -52,7 +72,12 @@ def has_left(http: HttpRequest) -> bool:
 
 
 async def _cancel_when_left(http: HttpRequest, answers: Answers) -> None:
+    await _note_leaving(http)
+    answers.cancel()
+
+
+async def _note_leaving(http: HttpRequest) -> None:
+    """Returns when the client has gone; whatever it sends until then is thrown away."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
     http.scope["localinfer.left"] = True
-    answers.cancel()

@@ -17,7 +17,7 @@ from localinfer.server.capabilities import ollama_capabilities
 from localinfer.server.embeddings import embedding_jobs, pooling_of, unit_length
 from localinfer.server.errors import invalid
 from localinfer.server.fields import read_body
-from localinfer.server.handling import recorded, while_connected
+from localinfer.server.handling import model_in_use, recorded, while_connected
 from localinfer.server.models import as_json, find
 from localinfer.server.ollama import served_name
 from localinfer.server.registry import ModelInfo, ModelRegistry
@@ -64,7 +64,7 @@ async def show(http: HttpRequest) -> Response:
         name = served_name(body.fields.model or body.fields.name)
         if name is None:
             raise invalid("model: it is missing", param="model")
-        async with http.app.state.registry.use(name) as model:
+        async with model_in_use(http, name) as model:
             record.model = model.name
             info = find(http.app.state.registry, name)
             answer = await asyncio.to_thread(_described, info, model.llm)
@@ -77,7 +77,7 @@ async def embed(http: HttpRequest) -> Response:
         started = time.perf_counter()
         body = await read_body(http, OllamaEmbedRequest)
         record.ignored_fields = body.unknown
-        async with http.app.state.registry.use(served_name(body.fields.model)) as model:
+        async with model_in_use(http, served_name(body.fields.model)) as model:
             record.model = model.name
             texts = body.fields.input
             fields = EmbeddingRequest(

@@ -19,7 +19,7 @@ from localinfer.engine.thread import Job
 from localinfer.server.embeddings import POOLING_TYPES, unit_length
 from localinfer.server.errors import invalid
 from localinfer.server.fields import read_body
-from localinfer.server.handling import recorded, while_connected
+from localinfer.server.handling import model_in_use, recorded, while_connected
 from localinfer.server.schemas.embeddings import EmbeddingUsage
 from localinfer.server.schemas.rerank import (
     RankedDocument,
@@ -37,7 +37,7 @@ async def create(http: HttpRequest) -> Response:
     async with recorded(http, "/v1/rerank") as record:
         body = await read_body(http, RerankRequest)
         record.ignored_fields = body.unknown
-        async with http.app.state.registry.use(body.fields.model) as model:
+        async with model_in_use(http, body.fields.model) as model:
             record.model = model.name
             documents = _documents(body.fields)
             jobs = await asyncio.to_thread(_jobs, body.fields, documents, model.llm)

@@ -15,7 +15,7 @@ from localinfer.engine.prompt import template_input
 from localinfer.errors import UnsupportedError
 from localinfer.server.errors import invalid
 from localinfer.server.fields import Body, read_body
-from localinfer.server.handling import recorded
+from localinfer.server.handling import model_in_use, recorded
 from localinfer.server.messages import template_messages, template_variables
 from localinfer.server.schemas.tokens import (
     ApplyTemplateRequest,
@@ -52,7 +52,7 @@ async def _answer(
     async with recorded(http, http.url.path) as record:
         body = await read_body(http, schema)
         record.ignored_fields = body.unknown
-        async with http.app.state.registry.use(body.fields.model) as model:
+        async with model_in_use(http, body.fields.model) as model:
             record.model = model.name
             answer = await asyncio.to_thread(work, body, model.llm)
     return Response(msgspec.json.encode(answer), media_type="application/json", headers=body.headers)
