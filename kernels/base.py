@@ -92,6 +92,9 @@ class Batch:
     Its KV lives in blocks `block_table[table_starts[s] … table_starts[s + 1]]`: position p is slot
     `p % block_size` of the `p // block_size`-th of them. The table covers every position up to the last one
     of this step. Arrays are int32 (`array("i")`).
+
+    `types` tells the parts of a text apart for encoders that know such: 0 for the first, 1 for the second; empty where
+    all tokens are of type 0.
     """
 
     tokens: array[int]  # [tokens] token ids
@@ -100,6 +103,7 @@ class Batch:
     block_table: array[int]  # [all blocks of all sequences]
     table_starts: array[int]  # [sequences + 1]
     logit_rows: array[int]  # [rows] rows of the step whose logits are wanted, ascending
+    types: array[int] = field(default_factory=lambda: array("i"))  # [tokens], or empty
 
 
 class Logits(Protocol):

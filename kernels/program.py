@@ -20,6 +20,8 @@ from typing import Literal, TypeVar, dataclass_transform
 from localinfer.errors import UnsupportedError
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
+# What a model is for: text that goes on, a vector of a text, or a score of a query with a document.
+Purpose = Literal["text", "embedding", "ranking"]
 _Class = TypeVar("_Class")
 
 
@@ -145,11 +147,15 @@ def _op(cls: type[_Class]) -> type[_Class]:
 
 @_op
 class Embed(Op):
-    """out[t, :] = table[token_id[t], :] * scale"""
+    """out[t, :] = table[index[t], :] * scale
+
+    The index is the token's id, its position (learned positions), or its type (Batch.types), as `by` says.
+    """
 
     out: Value
     table: Matrix
     scale: float = 1.0
+    by: Literal["token", "position", "type"] = "token"
 
 
 @_op
@@ -165,6 +171,20 @@ class RmsNorm(Op):
     weight: Vector
     eps: float
     group: int
+
+
+@_op
+class LayerNorm(Op):
+    """out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias (Ba et al. 2016, arXiv:1607.06450)
+
+    Mean and variance are those of the row; `bias` None adds nothing.
+    """
+
+    out: Value
+    x: Value
+    weight: Vector
+    bias: Vector | None
+    eps: float
 
 
 @_op
@@ -221,12 +241,37 @@ class Attention(Op):
 
 
 @_op
+class TextAttention(Op):
+    """Softmax attention of every token to every token of its own text, which is wholly in the step; without a cache.
+
+    out = softmax(scale * q·k) v per head, over all rows of the sequence. q, k, v and out are
+    `[tokens, n_heads * head_dim]`. A row's result does not depend on where in the step its text lies.
+    """
+
+    out: Value
+    q: Value
+    k: Value
+    v: Value
+    n_heads: int
+    scale: float
+
+
+@_op
 class Glu(Op):
     """out = activation(gate) * up (Shazeer 2020, arXiv:2002.05202)"""
 
     out: Value
     gate: Value
     up: Value
+    activation: Activation
+
+
+@_op
+class Activate(Op):
+    """out = activation(x): feed-forward layers without a gate"""
+
+    out: Value
+    x: Value
     activation: Activation
 
 
@@ -272,6 +317,11 @@ class Program:
     `output` is the logits, `[rows, vocab_size]`; `hidden`, if the model names it, the value `[rows, hidden_size]` that
     the head turns into logits: the states after the final norm. `context_length` is the longest position range that the
     model's metadata allows; the served context is chosen at load and may be smaller.
+
+    A program that is not for "text" is an encoder: each text is computed in one step, from its first token to its last,
+    and nothing is kept in a cache. Its output is its `hidden`: per wanted row, the states that are pooled to a vector
+    ("embedding"), or a score, of which the first row's is that of the text ("ranking"). `vocab_size` is then that
+    of the tokens it reads.
     """
 
     name: str
@@ -282,6 +332,7 @@ class Program:
     context_length: int
     metadata: dict[str, str] = field(default_factory=dict)
     hidden: Value | None = None
+    purpose: Purpose = "text"
 
     def matrices(self) -> Iterator[Matrix]:
         """Every Matrix that some op uses, once each, in order of first use."""

@@ -32,6 +32,7 @@ from localinfer.kernels.cpu.lower import USE_REFERENCE, Lowered, LoweredProgram,
 from localinfer.kernels.cpu.native import (
     ACTIVATIONS,
     CHUNK,
+    INDEXES,
     KINDS,
     KV_TYPES,
     PURPOSES,
@@ -147,7 +148,7 @@ class CpuExecutable:
     def step(self, batch: Batch) -> CpuLogits:
         native = library()
         self._run(native.li_cpu_step, batch)
-        return CpuLogits(len(batch.logit_rows), self._program.vocab_size, native.li_cpu_logits(self._model))
+        return CpuLogits(len(batch.logit_rows), self._program.output.width, native.li_cpu_logits(self._model))
 
     def hidden(self, batch: Batch) -> CpuHidden:
         native = library()
@@ -171,6 +172,8 @@ class CpuExecutable:
             batch.table_starts,
             batch.logit_rows,
         )
+        if batch.types and len(batch.types) != len(batch.tokens):
+            raise ValueError("tokens and types differ in length")
         if len(batch.positions) != len(batch.tokens) or len(batch.table_starts) != len(batch.starts):
             raise ValueError("tokens and positions, or starts and table_starts, differ in length")
         view = BatchView(
@@ -179,6 +182,7 @@ class CpuExecutable:
             len(batch.logit_rows),
             len(batch.block_table),
             *(_address(a) for a in arrays),
+            _address(batch.types) if batch.types else None,
         )
         model = self._handle()
         outcome = step(model, ctypes.byref(view))
@@ -468,6 +472,7 @@ def _native_op(op: Lowered) -> NativeOp:
         n_matrices=len(op.matrices),
         activations=op.activations,
         vector=op.vector,
+        bias=op.bias,
         rope=op.rope,
         layer=op.layer,
         group=op.group,
@@ -475,6 +480,7 @@ def _native_op(op: Lowered) -> NativeOp:
         head_dim=op.head_dim,
         window=op.window,
         activation=ACTIVATIONS.index(op.activation),
+        index=INDEXES.index(op.index),
         factor=op.factor,
         softcap=op.softcap,
     )

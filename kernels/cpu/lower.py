@@ -20,11 +20,13 @@ from typing import Literal, NamedTuple, TypeVar
 
 from localinfer.errors import UnsupportedError
 from localinfer.kernels.program import (
+    Activate,
     Add,
     Attention,
     Embed,
     Glu,
     KvAppend,
+    LayerNorm,
     Linear,
     Matrix,
     Op,
@@ -35,6 +37,7 @@ from localinfer.kernels.program import (
     Scale,
     SelectRows,
     Softcap,
+    TextAttention,
     Value,
     Vector,
 )
@@ -61,6 +64,9 @@ Kind = Literal[
     "scale",
     "softcap",
     "select_rows",
+    "layer_norm",
+    "activate",
+    "text_attention",
 ]
 
 # How the threads share an op's work: "row" splits rows, "columns i" is the split of the Linear at index i, "whole" is
@@ -81,7 +87,8 @@ class Place(NamedTuple):
 class Lowered:
     """One native op, filled in step by step.
 
-    `matrices`, `biases`, `vector` and `rope` index the tables of `LoweredProgram`; `source` is the index of the Linear
+    `matrices`, `biases`, `vector`, `bias` (of a norm) and `rope` index the tables of `LoweredProgram`; `index` is what
+    an embedding table is indexed by; `source` is the index of the Linear
     whose column split an op `by_columns` follows.
     """
 
@@ -93,6 +100,7 @@ class Lowered:
     by_columns: bool = False
     activations: int = -1
     vector: int = -1
+    bias: int = -1
     rope: int = -1
     layer: int = -1
     source: int = -1
@@ -101,6 +109,7 @@ class Lowered:
     head_dim: int = 0
     window: int = 0
     activation: str = "silu"
+    index: str = "token"
     factor: float = 0.0
     softcap: float = 0.0
     barrier_single: bool = False
@@ -233,10 +242,14 @@ class _Lowering:
                         outputs=(self.place(op.out, private=True),),
                         matrices=(self.matrix(op.table),),
                         factor=op.scale,
+                        index=op.by,
                     )
                 )
             case RmsNorm():
                 self.row_wise(op, Lowered("rms_norm", vector=self.vector(op.weight), group=op.group, factor=op.eps))
+            case LayerNorm():
+                bias = self.vector(op.bias)
+                self.row_wise(op, Lowered("layer_norm", vector=self.vector(op.weight), bias=bias, factor=op.eps))
             case Linear():
                 self.linear(op)
             case Rope():
@@ -247,6 +260,10 @@ class _Lowering:
                 self.emit(Lowered("kv_append", (self.places[op.k], self.places[op.v]), layer=op.layer))
             case Attention():
                 self.attention(op)
+            case TextAttention():
+                self.text_attention(op)
+            case Activate():
+                self.elementwise(op, Lowered("activate", activation=op.activation))
             case Glu():
                 self.elementwise(op, Lowered("glu", activation=op.activation))
             case Add():
@@ -263,7 +280,7 @@ class _Lowering:
 
     def row_wise(self, op: Op, lowered: Lowered) -> None:
         lowered.inputs = tuple(self.places[v] for v in op.inputs)
-        over = isinstance(op, RmsNorm | Rope | Glu | Add | Scale | Softcap)
+        over = isinstance(op, RmsNorm | LayerNorm | Activate | Rope | Glu | Add | Scale | Softcap)
         lowered.outputs = (self.place_over(op, True) if over else self.place(op.outputs[0], True),)
         self.emit(lowered)
 
@@ -328,6 +345,20 @@ class _Lowering:
                     softcap=op.softcap,
                 )
             )
+
+
+    def text_attention(self, op: TextAttention) -> None:
+        head_dim = op.q.width // op.n_heads
+        if head_dim % 8:
+            raise UnsupportedError(
+                f"attention heads of {head_dim} columns in an encoder",
+                f"the cpu backend takes multiples of 8; {USE_REFERENCE}",
+            )
+        inputs = tuple(self.places[v] for v in (op.q, op.k, op.v))
+        out = self.place(op.out, private=False)
+        self.emit(
+            Lowered("text_attention", inputs, (out,), heads=op.n_heads, head_dim=head_dim, factor=op.scale)
+        )
 
 
 def _index(table: list[_T], index: dict[_T, int], item: _T) -> int:
@@ -418,6 +449,8 @@ def _accesses(op: Lowered, index: int, single: bool) -> tuple[list[tuple[str, Pa
             return [*shared(op.inputs, "whole"), (kv, "task")], writes
         case "attention_merge":
             return [("partials", by_row)], shared(op.outputs, by_row)
+        case "text_attention":
+            return shared(op.inputs, "whole"), shared(op.outputs, "task")
         case "select_rows":
             return shared(op.inputs, "whole"), shared(op.outputs, by_row)
         case _ if op.by_columns:

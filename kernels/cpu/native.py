@@ -14,6 +14,7 @@ from localinfer.kernels.native_library import open_library
 
 KINDS = get_args(Kind)  # in the order of OpKind in native/model.h
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+INDEXES = ("token", "position", "type")  # in the order of Index in native/model.h
 KV_TYPES = ("f16", "bf16", "int8")
 PURPOSES = ("weights", "kv", "activations")
 CHUNK = 256  # positions that attention sums up together: kChunk in native/vector.h
@@ -36,6 +37,7 @@ class NativeOp(Structure):
         ("n_matrices", c_int32),
         ("activations", c_int32),
         ("vector", c_int32),
+        ("bias", c_int32),
         ("rope", c_int32),
         ("layer", c_int32),
         ("group", c_int32),
@@ -43,6 +45,7 @@ class NativeOp(Structure):
         ("head_dim", c_int32),
         ("window", c_int32),
         ("activation", c_int32),
+        ("index", c_int32),
         ("factor", c_float),
         ("softcap", c_float),
     ]
@@ -76,6 +79,7 @@ class BatchView(Structure):
         ("block_table", c_void_p),
         ("table_starts", c_void_p),
         ("logit_rows", c_void_p),
+        ("types", c_void_p),
     ]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from localinfer.errors import LocalInferError, UnsupportedError
 from localinfer.kernels.base import Availability, KvType, LoadConfig, MemoryPlan, Progress, TensorSource
-from localinfer.kernels.program import Attention, KvLayer, Op, Program, Value
+from localinfer.kernels.program import Attention, KvLayer, Op, Program, TextAttention, Value
 
 if TYPE_CHECKING:
     from localinfer.kernels.reference.executable import ReferenceExecutable
@@ -92,6 +92,9 @@ def _peak_activation_bytes(program: Program, config: LoadConfig) -> int:
 
 
 def _scratch_bytes(op: Op, program: Program, config: LoadConfig) -> int:
+    if isinstance(op, TextAttention):
+        longest = min(config.context, config.max_tokens)
+        return 4 * (2 * op.n_heads * longest * longest + 3 * longest * op.q.width)
     if not isinstance(op, Attention):
         return 0
     head_dim = program.kv[op.layer].head_dim

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from localinfer.kernels.base import Batch, Cancelled, LoadConfig, Progress, TensorSource
 from localinfer.kernels.program import (
+    Activate,
     Add,
     Attention,
     Embed,
     Glu,
     KvAppend,
+    LayerNorm,
     Linear,
     Matrix,
     Op,
@@ -25,6 +27,7 @@ from localinfer.kernels.program import (
     Scale,
     SelectRows,
     Softcap,
+    TextAttention,
     Value,
     Vector,
 )
@@ -78,7 +81,11 @@ class ReferenceExecutable:
         self._cancelled = threading.Event()
         self._closed = False
         self._last_uses = last_uses(program)
-        self._vocabulary = min(op.table.rows for op in program.ops if isinstance(op, Embed))
+        tables = [op for op in program.ops if isinstance(op, Embed)]
+        self._vocabulary = min(op.table.rows for op in tables if op.by == "token")
+        self._positions = min((op.table.rows for op in tables if op.by == "position"), default=config.context)
+        self._token_types = min((op.table.rows for op in tables if op.by == "type"), default=1)
+        self._whole_texts = any(isinstance(op, TextAttention) for op in program.ops)
         names = weight_names(program)
         self._types = {name: tensors.tensor(name).type.name for name in names}
         self._weights: dict[str, Tensor] = {}
@@ -140,9 +147,13 @@ class ReferenceExecutable:
     def _run(self, op: Op, values: dict[Value, Tensor], rows: _Rows) -> None:
         match op:
             case Embed():
-                values[op.out] = self._weight(op.table)[rows.tokens] * op.scale
+                index = {"token": rows.tokens, "position": rows.positions, "type": rows.types}[op.by]
+                values[op.out] = self._weight(op.table)[index] * op.scale
             case RmsNorm():
                 values[op.out] = ops.rms_norm(values[op.x], self._weight(op.weight), op.eps)
+            case LayerNorm():
+                bias = None if op.bias is None else self._weight(op.bias)
+                values[op.out] = ops.layer_norm(values[op.x], self._weight(op.weight), bias, op.eps)
             case Linear():
                 for out, matrix, bias in zip(op.outs, op.matrices, op.biases, strict=True):
                     values[out] = self._linear(values[op.x], matrix, bias)
@@ -154,6 +165,10 @@ class ReferenceExecutable:
                 v.write(rows.slots, values[op.v])
             case Attention():
                 values[op.out] = self._attention(op, values[op.q], rows)
+            case TextAttention():
+                values[op.out] = self._text_attention(op, values[op.q], values[op.k], values[op.v], rows)
+            case Activate():
+                values[op.out] = ops.activate(values[op.x], op.activation)
             case Glu():
                 values[op.out] = ops.glu(values[op.gate], values[op.up], op.activation)
             case Add():
@@ -191,6 +206,13 @@ class ReferenceExecutable:
             ).float()
         return out
 
+    def _text_attention(self, op: TextAttention, q: Tensor, k: Tensor, v: Tensor, rows: _Rows) -> Tensor:
+        out = torch.empty_like(q)
+        for part, _ in rows.sequences:
+            text = [x[part].double() if self._emulate == "cpu" else x[part] for x in (q, k, v)]
+            out[part] = ops.text_attention(*text, op.n_heads, op.scale).float()
+        return out
+
     def _check(self, batch: Batch, max_rows: int) -> None:
         """A batch beyond what was reserved is the caller's mistake."""
         limits = self._config
@@ -198,13 +220,19 @@ class ReferenceExecutable:
             ("tokens", len(batch.tokens), limits.max_tokens),
             ("logit rows", len(batch.logit_rows), max_rows),
             ("sequences", len(batch.starts) - 1, limits.max_sequences),
-            ("last position", max(batch.positions, default=0), limits.context - 1),
+            ("last position", max(batch.positions, default=0), min(limits.context, self._positions) - 1),
+            ("largest type", max(batch.types, default=0), self._token_types - 1),
+            ("smallest type, negated,", -min(batch.types, default=0), 0),
             ("largest block", max(batch.block_table, default=0), limits.kv_blocks - 1),
             ("largest token", max(batch.tokens, default=0), self._vocabulary - 1),
             ("smallest token, negated,", -min(batch.tokens, default=0), 0),
         ):
             if found > limit:
                 raise ValueError(f"{what} of the batch: {found}, beyond the limit {limit}")
+        if batch.types and len(batch.types) != len(batch.tokens):
+            raise ValueError("tokens and types differ in length")
+        if self._whole_texts and any(batch.positions[start] for start in batch.starts[:-1]):
+            raise ValueError("the step holds a text without its beginning")
 
 
 class _Rows:
@@ -213,6 +241,7 @@ class _Rows:
     def __init__(self, batch: Batch, block_size: int) -> None:
         self.tokens = torch.tensor(batch.tokens, dtype=torch.int64)
         self.positions = torch.tensor(batch.positions, dtype=torch.int64)
+        self.types = torch.tensor(batch.types or [0] * len(batch.tokens), dtype=torch.int64)
         self.logit_rows = torch.tensor(batch.logit_rows, dtype=torch.int64)
         # Per sequence: its rows of the step, and the slots of its positions 0 … last.
         self.sequences: list[tuple[slice, Tensor]] = []

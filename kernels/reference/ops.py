@@ -29,6 +29,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (runs * scale * weight).view_as(x)
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Over the last dimension; `weight` and `bias` are `[width]`."""
+    return functional.layer_norm(x, weight.shape, weight, bias, eps)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x `[tokens, cols]`, weight `[rows, cols]`, bias `[rows]`."""
     return functional.linear(x, weight, bias)
@@ -112,6 +117,14 @@ def attention(
     return (weights @ values).transpose(0, 1).reshape(q.shape)
 
 
+def text_attention(q: Tensor, k: Tensor, v: Tensor, n_heads: int, scale: float) -> Tensor:
+    """One text: q, k and v `[tokens, n_heads * head_dim]`; every token sees every token."""
+    heads = (x.view(x.shape[0], n_heads, -1).transpose(0, 1) for x in (q, k, v))
+    queries, keys, values = heads
+    weights = (queries @ keys.transpose(1, 2) * scale).softmax(-1)
+    return (weights @ values).transpose(0, 1).reshape(q.shape)
+
+
 def rounded_queries(q: Tensor, head_dim: int) -> Tensor:
     """q `[tokens, heads * head_dim]`, float64, as the CPU backend rounds it for keys in int8: one scale per head.
 
@@ -138,9 +151,13 @@ def _rounded(x: Tensor, limit: int) -> Tensor:
 
 
 def glu(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    return activate(gate, activation) * up
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
     if activation == "silu":
-        return functional.silu(gate) * up
-    return functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
+        return functional.silu(x)
+    return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:

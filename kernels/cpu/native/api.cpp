@@ -55,7 +55,7 @@ LI_API int li_cpu_integer_type(const char* isa_name, int32_t type) {
 
 // What kernels/cpu/native.py must agree with: sizes of the structs, the number of op kinds, and limits.
 LI_API void li_cpu_layout(int32_t* out) {
-    const int32_t layout[] = {sizeof(Op), sizeof(Config), sizeof(BatchView), kSelectRows + 1, kMaxTileRows, kChunk};
+    const int32_t layout[] = {sizeof(Op), sizeof(Config), sizeof(BatchView), kKinds, kMaxTileRows, kChunk};
     std::memcpy(out, layout, sizeof layout);
 }
 

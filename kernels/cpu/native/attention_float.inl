@@ -1,8 +1,11 @@
-// Scores and weighted sums of keys and values in f16 and bf16: one chain of fused multiply-adds per result.
+// Scores and weighted sums of keys and values in f16 and bf16, and of encoders in float32: one chain of fused multiply-adds per result.
 
 namespace {
 
+constexpr int kFloat = -1; // beside the types of a cache
+
 template <int Type> inline F8 load_lanes(const uint8_t* p, size_t index) {
+    if constexpr (Type == kFloat) return F8::load((const float*)p + index);
     if constexpr (Type == li::kKvF16) return F8::load_f16((const uint16_t*)p + index);
     if constexpr (Type == li::kKvBf16) return F8::load_bf16((const uint16_t*)p + index);
 }

@@ -91,7 +91,7 @@ bool Model::check(const Op& op, int n_slots, int n_quantized) {
     auto inside = [](int index, size_t count) { return index >= 0 && size_t(index) < count; };
     auto optional = [&](int index, size_t count) { return index == -1 || inside(index, count); };
     bool ok = op.n_matrices >= 0 && op.n_matrices <= kMaxMatrices && optional(op.activations, size_t(n_quantized)) &&
-              optional(op.vector, vectors_.size()) && optional(op.rope, ropes_.size()) &&
+              optional(op.vector, vectors_.size()) && optional(op.bias, vectors_.size()) && optional(op.rope, ropes_.size()) &&
               optional(op.layer, kv_shapes_.size());
     for (int i = 0; ok && i < op.n_matrices; i++)
         ok = inside(op.matrices[i], matrices_.size()) && optional(op.biases[i], vectors_.size());
@@ -99,6 +99,15 @@ bool Model::check(const Op& op, int n_slots, int n_quantized) {
     for (auto& v : op.out) ok = ok && inside(v.slot, size_t(n_slots)) && v.width >= 0;
     if (ok && (op.kind == kAttention || op.kind == kAttentionMerge))
         ok = op.layer >= 0 && op.heads > 0 && op.heads / kv_shapes_[size_t(op.layer)].n_kv_heads <= kMaxTileRows;
+    if (ok && op.kind == kTextAttention) {
+        ok = op.heads > 0 && op.head_dim > 0 && op.head_dim % 8 == 0;
+        for (const ValueRef* v : {&op.in[0], &op.in[1], &op.in[2], &op.out[0]})
+            ok = ok && v->dim == 0 && int64_t(v->width) == int64_t(op.heads) * op.head_dim;
+    }
+    if (ok && op.kind == kLayerNorm) {
+        auto fits = [&](int vector) { return vectors_[size_t(vector)].size() >= size_t(op.out[0].width); };
+        ok = op.vector >= 0 && fits(op.vector) && (op.bias < 0 || fits(op.bias)) && op.in[0].width == op.out[0].width;
+    }
     return ok && (op.kind != kKvAppend || op.layer >= 0) && (op.kind != kRmsNorm || op.vector >= 0);
 }
 
@@ -109,7 +118,7 @@ bool Model::check_hidden() {
     for (int i = rows_op_; ok && i <= hidden_op_; i++) {
         const Op& op = ops_[size_t(i)];
         bool per_token = op.kind == kEmbed || op.kind == kRopeTable || op.kind == kRope || op.kind == kKvAppend ||
-                         op.kind == kAttention || op.kind == kAttentionMerge;
+                         op.kind == kAttention || op.kind == kAttentionMerge || op.kind == kTextAttention;
         ok = !per_token && (op.kind == kQuantize ? op.in[0].dim : op.out[0].dim) == 1;
     }
     return ok;
@@ -200,6 +209,12 @@ bool Model::reserve(const Op* ops, int n_ops, const int32_t* slot_widths, int n_
         size_t row = attention_scratch(op.head_dim) + 2 * partial_stride(op);
         scratch = std::max(scratch, tile_rows * row * 4 + tile_rows * 64);
     }
+    for (auto& op : ops_)
+        if (op.kind == kTextAttention) {
+            // what attend_text needs, chunk result and running result [rows, dim] each
+            size_t row = kChunk + 2 * size_t(op.head_dim);
+            scratch = std::max(scratch, (kMaxTileRows * row + text_scratch(op.head_dim)) * 4);
+        }
     partial_rows_ = heads * (size_t(limits_.context) / kChunk + 1);
     ok = ok && want(partials_, partial_rows_ * stride * 4, kActivations);
 

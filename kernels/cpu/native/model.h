@@ -26,8 +26,11 @@ struct ValueRef {
 
 enum OpKind : int32_t {
     kEmbed, kRopeTable, kRmsNorm, kQuantize, kLinear, kRope, kKvAppend, kAttention, kAttentionMerge, kGlu, kAdd,
-    kScale, kSoftcap, kSelectRows
+    kScale, kSoftcap, kSelectRows, kLayerNorm, kActivate, kTextAttention, kKinds
 };
+
+// What an embedding table is indexed by.
+enum Index : int32_t { kByToken, kByPosition, kByType };
 
 // One lowered op. Fields that a kind does not use are 0. The mirror of this struct is in kernels/cpu/native.py.
 struct Op {
@@ -38,8 +41,8 @@ struct Op {
     ValueRef out[kMaxMatrices];
     int32_t matrices[kMaxMatrices], biases[kMaxMatrices], n_matrices; // biases: vector index or -1
     int32_t activations;                                              // quantized activation slot, -1: none
-    int32_t vector, rope, layer;
-    int32_t group, heads, head_dim, window, activation;
+    int32_t vector, bias, rope, layer;                                // bias: of a norm, -1: none
+    int32_t group, heads, head_dim, window, activation, index;
     float factor, softcap;
 };
 
@@ -98,6 +101,7 @@ struct MatrixSource {
 struct BatchView {
     int32_t tokens, sequences, rows, table_size;
     const int32_t *token_ids, *positions, *starts, *block_table, *table_starts, *logit_rows;
+    const int32_t* types; // of tokens; null: all 0
 };
 
 // Consecutive tokens of one sequence that attention handles together.
@@ -160,6 +164,7 @@ private:
     bool check_hidden();
     bool check(const BatchView& batch, int max_rows);
     Outcome run(const BatchView& batch, bool hidden);
+    bool check_tables(const BatchView& batch);
     void plan_attention(const BatchView& batch);
     size_t partial_stride(const Op& op) const;
     bool take(Buffer& buffer, size_t bytes, Purpose purpose, bool only_plan);

@@ -84,7 +84,8 @@ private:
         case kLinear:
         case kKvAppend:
         case kAttention:
-        case kAttentionMerge: return false;
+        case kAttentionMerge:
+        case kTextAttention: return false;
         default: return !op.by_columns;
         }
     }
@@ -102,7 +103,7 @@ private:
         switch (op.kind) {
         case kEmbed: {
             float* out = row(op.out[0], r);
-            matmul_.unpack_row(m_.matrices_[size_t(op.matrices[0])], batch_.token_ids[r], out);
+            matmul_.unpack_row(m_.matrices_[size_t(op.matrices[0])], table_row(op, r), out);
             if (op.factor != 1.0f) vector_.scale(out, op.factor, width, out);
             break;
         }
@@ -110,6 +111,11 @@ private:
         case kRmsNorm:
             vector_.rms_norm(row(op.in[0], r), m_.vectors_[size_t(op.vector)].data(), width, op.group, op.factor,
                              row(op.out[0], r));
+            break;
+        case kLayerNorm:
+            vector_.layer_norm(row(op.in[0], r), m_.vectors_[size_t(op.vector)].data(),
+                               op.bias >= 0 ? m_.vectors_[size_t(op.bias)].data() : nullptr, width, op.factor,
+                               row(op.out[0], r));
             break;
         case kQuantize: {
             const QuantizedSlot& a = quantized(op.activations);
@@ -138,6 +144,7 @@ private:
         const float* x = row(op.in[0], r) + column;
         float* out = row(op.out[0], r) + column;
         switch (op.kind) {
+        case kActivate: vector_.activate(x, op.activation, n, out); break;
         case kGlu: vector_.glu(x, row(op.in[1], r) + column, op.activation, n, out); break;
         case kAdd: vector_.add(x, row(op.in[1], r) + column, n, out); break;
         case kScale: vector_.scale(x, op.factor, n, out); break;
@@ -151,6 +158,7 @@ private:
         case kKvAppend: kv_append(op); break;
         case kAttention: attention(op, index); break;
         case kAttentionMerge: attention_merge(op); break;
+        case kTextAttention: text_attention(op, index); break;
         default: { // elementwise, on the columns that this thread computed in the Linear before
             int groups = (m_.matrices_[size_t(op.matrices[0])].rows + kGroupRows - 1) / kGroupRows;
             int begin = split_begin(groups, thread_, threads_) * kGroupRows;
@@ -159,6 +167,12 @@ private:
                 for (int r = 0; r < count(op.out[0].dim); r++) elementwise(op, r, begin, end - begin);
         }
         }
+    }
+
+    int table_row(const Op& op, int r) const {
+        if (op.index == kByPosition) return batch_.positions[r];
+        if (op.index == kByType) return batch_.types ? batch_.types[r] : 0;
+        return batch_.token_ids[r];
     }
 
     const QuantizedSlot& quantized(int slot) const {
@@ -359,6 +373,46 @@ private:
         }
     }
 
+    // A task is a tile of queries of one text for one head; it goes through the text's keys chunk by chunk.
+    void text_attention(const Op& op, size_t index) {
+        int tiles = 0;
+        for (int s = 0; s < batch_.sequences; s++) tiles += text_tiles(s);
+        auto take = [&] { return m_.next_task_[index].fetch_add(1, std::memory_order_relaxed); };
+        for (int task = take(); task < tiles * op.heads; task = take()) {
+            int tile = task / op.heads, sequence = 0;
+            for (; tile >= text_tiles(sequence); sequence++) tile -= text_tiles(sequence);
+            attend_text(op, sequence, tile, task % op.heads);
+        }
+    }
+
+    int text_tiles(int sequence) const {
+        return (batch_.starts[sequence + 1] - batch_.starts[sequence] + kMaxTileRows - 1) / kMaxTileRows;
+    }
+
+    void attend_text(const Op& op, int sequence, int tile, int head) {
+        const int begin = batch_.starts[sequence], length = batch_.starts[sequence + 1] - begin;
+        const int first = tile * kMaxTileRows, rows = std::min(kMaxTileRows, length - first);
+        const size_t dim = size_t(op.head_dim), column = size_t(head) * dim, n = size_t(rows);
+        const float* q[kMaxTileRows];
+        for (int r = 0; r < rows; r++) q[r] = row(op.in[0], begin + first + r) + column;
+        TextTile t{row(op.in[1], begin) + column, row(op.in[2], begin) + column, size_t(op.in[1].width),
+                   length, rows, op.head_dim, q, op.factor};
+        float* chunk_out = state_.scratch.as<float>();
+        float* running = chunk_out + n * dim;
+        float* scratch = running + n * dim;
+        float maximum[kMaxTileRows], total[kMaxTileRows], chunk_maximum[kMaxTileRows], chunk_total[kMaxTileRows];
+        for (size_t r = 0; r < n; r++) maximum[r] = -INFINITY, total[r] = 0.0f;
+        std::memset(running, 0, n * dim * 4);
+        for (int chunk = 0; chunk * kChunk < length; chunk++) {
+            vector_.attend_text(t, chunk, chunk_maximum, chunk_total, chunk_out, scratch);
+            for (size_t r = 0; r < n; r++)
+                vector_.merge(chunk_maximum[r], chunk_total[r], chunk_out + r * dim, op.head_dim, &maximum[r],
+                              &total[r], running + r * dim);
+        }
+        for (size_t r = 0; r < n; r++)
+            finish(op, running + r * dim, total[r], row(op.out[0], begin + first + int(r)) + column);
+    }
+
     Model& m_;
     BatchView batch_; // of a hidden step, the rows that it is about
     const int thread_, threads_;
@@ -383,7 +437,7 @@ bool Model::check(const BatchView& b, int max_rows) {
         return fail("block table starts do not cover the table");
     int vocabulary = 0;
     for (auto& op : ops_)
-        if (op.kind == kEmbed) vocabulary = matrices_[size_t(op.matrices[0])].rows;
+        if (op.kind == kEmbed && op.index == kByToken) vocabulary = matrices_[size_t(op.matrices[0])].rows;
     for (int s = 0; s < b.sequences; s++) {
         int begin = b.starts[s], end = b.starts[s + 1];
         if (begin >= end || end > b.tokens) return fail("a sequence has no tokens in the step");
@@ -401,6 +455,27 @@ bool Model::check(const BatchView& b, int max_rows) {
     for (int i = 0; i < b.rows; i++) {
         if (b.logit_rows[i] < 0 || b.logit_rows[i] >= b.tokens) return fail("a logit row is outside the step");
         if (i > 0 && b.logit_rows[i] <= b.logit_rows[i - 1]) return fail("logit rows are not ascending");
+    }
+    return check_tables(b);
+}
+
+// What encoders have beside decoders: tables of positions and types, and texts that must be whole.
+bool Model::check_tables(const BatchView& b) {
+    for (auto& op : ops_) {
+        if (op.kind == kTextAttention) {
+            for (int s = 0; s < b.sequences; s++)
+                if (b.positions[b.starts[s]] != 0) {
+                    error = "the step holds a text without its beginning";
+                    return false;
+                }
+        }
+        if (op.kind != kEmbed || op.index == kByToken || (op.index == kByType && !b.types)) continue;
+        const int32_t* index = op.index == kByPosition ? b.positions : b.types;
+        for (int r = 0; r < b.tokens; r++)
+            if (index[r] < 0 || index[r] >= matrices_[size_t(op.matrices[0])].rows) {
+                error = op.index == kByPosition ? "a position is outside its table" : "a type is outside its table";
+                return false;
+            }
     }
     return true;
 }

@@ -29,6 +29,19 @@ struct AttentionTile {
 // Floats per row of a tile that attend_chunk needs: scores, and as int16 the probabilities and the query (int8 caches).
 inline size_t attention_scratch(int head_dim) { return kChunk + (kChunk + size_t(padded_dim(head_dim))) / 2; }
 
+// Some rows of one text, for one head, of an encoder: each sees the whole text.
+struct TextTile {
+    const float *k, *v;      // the head's columns of the text's first row ...
+    size_t stride;           // ... and floats from row to row
+    int32_t length;          // of the text
+    int32_t rows, head_dim;  // head_dim: a multiple of 8
+    const float* const* q;   // [rows] -> [head_dim]
+    float scale;
+};
+
+// Floats that attend_text needs beside kChunk per row of a tile: a chunk's keys.
+inline size_t text_scratch(int head_dim) { return size_t(kChunk) * size_t(head_dim); }
+
 // What is summed up of the rows of a matrix product's input, which has `cols` columns. Every sum is one chain over the
 // rows in their order, whatever the threads, the instruction set, or how the rows are cut into steps.
 //   squares  [cols] sum of squares, in double
@@ -43,9 +56,12 @@ struct InputSums {
 struct VectorKernels {
     // out = x / sqrt(mean(x²) + eps) * weight, for each run of `group` values; `weight` has `group` values.
     void (*rms_norm)(const float* x, const float* weight, int width, int group, float eps, float* out);
+    // out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias; `bias` may be null.
+    void (*layer_norm)(const float* x, const float* weight, const float* bias, int width, float eps, float* out);
     void (*add)(const float* a, const float* b, int width, float* out);
     void (*scale)(const float* x, float factor, int width, float* out);
     void (*softcap)(const float* x, float cap, int width, float* out);
+    void (*activate)(const float* x, int activation, int width, float* out);
     void (*glu)(const float* gate, const float* up, int activation, int width, float* out);
     // Rotates `heads` heads of `head_dim`; cosine and sine hold `pairs` values. adjacent: (2i, 2i+1), else (i, i+pairs).
     void (*rope)(const float* x, const float* cosine, const float* sine, int heads, int head_dim, int pairs,
@@ -57,6 +73,8 @@ struct VectorKernels {
     // A row that sees nothing in the chunk gets maximum = -inf. `scratch` holds rows * attention_scratch floats.
     void (*attend_chunk)(const AttentionTile& tile, int32_t chunk, float* maximum, float* sum, float* out,
                          float* scratch);
+    // The same for a text without a cache; `scratch` holds rows * kChunk + text_scratch floats.
+    void (*attend_text)(const TextTile& tile, int32_t chunk, float* maximum, float* sum, float* out, float* scratch);
     // Merges a chunk's partial into a row's running (maximum, sum, out).
     void (*merge)(float chunk_maximum, float chunk_sum, const float* chunk_out, int head_dim, float* maximum,
                   float* sum, float* out);

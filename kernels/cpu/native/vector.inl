@@ -39,6 +39,32 @@ void rms_norm(const float* x, const float* weight, int width, int group, float e
     }
 }
 
+// The sum of f(element) over a row, whose order is fixed by the position within it.
+template <class Function> inline float row_sum(const float* x, int width, Function f) {
+    F8 a[4] = {F8::zero(), F8::zero(), F8::zero(), F8::zero()};
+    int i = 0;
+    for (; i + 32 <= width; i += 32)
+        for (int j = 0; j < 4; j++) a[j] = f(F8::load(x + i + 8 * j), a[j]);
+    float total = sum((a[0] + a[1]) + (a[2] + a[3]));
+    for (; i < width; i++) {
+        float lanes[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        f(F8::all(x[i]), F8::all(total)).store(lanes);
+        total = lanes[0];
+    }
+    return total;
+}
+
+void layer_norm(const float* x, const float* weight, const float* bias, int width, float eps, float* out) {
+    const float mean = row_sum(x, width, [](F8 v, F8 total) { return v + total; }) / float(width);
+    const F8 m = F8::all(mean);
+    const float variance = row_sum(x, width, [=](F8 v, F8 total) { return fma(v - m, v - m, total); }) / float(width);
+    const F8 f = F8::all(1.0f / std::sqrt(variance + eps));
+    if (bias)
+        map_lanes(width, out, [=](F8 v, F8 w, F8 b) { return fma((v - m) * f, w, b); }, x, weight, bias);
+    else
+        map_lanes(width, out, [=](F8 v, F8 w) { return (v - m) * f * w; }, x, weight);
+}
+
 void add(const float* a, const float* b, int width, float* out) {
     map_lanes(width, out, [](F8 x, F8 y) { return x + y; }, a, b);
 }
@@ -70,6 +96,15 @@ inline F8 gelu(F8 x) {
     return F8::load(v);
 }
 
+void activate(const float* x, int activation, int width, float* out) {
+    if (activation == li::kSilu)
+        map_lanes(width, out, [](F8 v) { return silu(v); }, x);
+    else if (activation == li::kGeluTanh)
+        map_lanes(width, out, [](F8 v) { return gelu_tanh(v); }, x);
+    else
+        map_lanes(width, out, [](F8 v) { return gelu(v); }, x);
+}
+
 void glu(const float* gate, const float* up, int activation, int width, float* out) {
     if (activation == li::kSilu)
         map_lanes(width, out, [](F8 g, F8 u) { return silu(g) * u; }, gate, up);
@@ -96,11 +131,12 @@ void rope(const float* x, const float* cosine, const float* sine, int heads, int
 } // namespace
 
 #include "attention.inl"
+#include "attention_text.inl"
 #include "statistics.inl"
 
 namespace {
 
-constexpr li::VectorKernels kTable = {rms_norm, add, scale, softcap, glu, rope, kv_store, attend_chunk, merge,
-                                     add_statistics};
+constexpr li::VectorKernels kTable = {rms_norm, layer_norm, add, scale, softcap, activate, glu, rope, kv_store,
+                                     attend_chunk, attend_text, merge, add_statistics};
 
 } // namespace
