@@ -38,6 +38,7 @@ from localinfer.text.detokenizer import Detokenizer
 
 Piece = str | int | PromptObject | list[str | int]
 _NO_SLOT = -1
+_LONGEST_ID = 10  # digits
 # Samplers by llama.cpp's names for them, each with what switches it off here.
 _OFF: Mapping[str, Mapping[str, Any]] = {
     "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
@@ -222,10 +223,10 @@ class LlamaTask(Task[LlamaFields]):
             if name not in _OFF:
                 raise invalid(f"samplers: {name!r} is none of {', '.join(_OFF)}", param="samplers")
         if "infill" in named:
-            self._without_effect.append("samplers (infill)")
+            self._without_effect.append("samplers.infill")
         ours = [name for name in SAMPLERS if name in named]
         if [name for name in named if name in SAMPLERS] != ours:
-            self._without_effect.append("samplers (their order)")
+            self._without_effect.append("samplers.order")
         return {parameter: value for name, off in _OFF.items() if name not in named for parameter, value in off.items()}
 
     def _new_decoder(self) -> Detokenizer:
@@ -339,7 +340,7 @@ def _bias(given: Any, llm: LLM) -> dict[int, float]:
         if value is True:
             raise invalid("logit_bias: a bias is a number, or false", param="logit_bias")
         added = -LARGEST if value is False else float(value)
-        if isinstance(token, str) and not token.isdecimal():
+        if isinstance(token, str) and not (token.isdecimal() and len(token) <= _LONGEST_ID):
             ids: Iterable[int] = llm.tokenize(token, add_special=False, parse_special=True)
         else:
             ids = [int(token)]

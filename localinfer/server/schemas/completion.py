@@ -13,6 +13,7 @@ from localinfer.server.schemas.status import GenerationParams
 MOST_EXTRA_FILES = 1024
 
 Samplers = Annotated[list[str], Meta(max_length=64)]
+TokenBiases = dict[str, float | bool] | list[tuple[int | str, float | bool]]
 AnswerFields = Annotated[list[str], Meta(max_length=64)]
 
 
@@ -47,9 +48,7 @@ class LlamaFields(SamplingFields, kw_only=True):
     response_fields: AnswerFields | None = None
     samplers: Samplers | None = None
     id_slot: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    logit_bias: (  # type: ignore[assignment]
-        dict[str, float | bool] | list[tuple[int | str, float | bool]] | None
-    ) = None
+    logit_bias: TokenBiases | None = None  # type: ignore[assignment]
 
 
 class LlamaCompletionRequest(LlamaFields, kw_only=True):
