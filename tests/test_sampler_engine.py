@@ -149,7 +149,7 @@ def test_a_row_may_be_taken_for_an_array_of_numpy() -> None:
     views = []
 
     def processor(tokens: array[int], logits: memoryview[float]) -> None:
-        row = np.frombuffer(logits, np.float32)
+        row = np.frombuffer(logits, np.float32)  # type: ignore[arg-type]
         row[:] = 0
         row[4] = 1
         views.append(row)

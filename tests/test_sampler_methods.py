@@ -39,7 +39,7 @@ def without_the_least(expected: dict[int, float]) -> dict[int, float]:
 
 
 def test_dry_lowers_what_the_text_went_on_with_before() -> None:
-    dry = {"dry_multiplier": 2.0, "dry_base": 1.5, "dry_allowed_length": 2}
+    dry: dict[str, Any] = {"dry_multiplier": 2.0, "dry_base": 1.5, "dry_allowed_length": 2}
     assert lowered([1, 2, 3, 4, 9, 1, 2, 3], **dry) == pytest.approx({4: 2 * 1.5})
     assert lowered([1, 2, 3, 4, 9, 2, 3], **dry) == pytest.approx({4: 2.0})
     assert lowered([1, 2, 3, 4, 9, 3], **dry) == {}
@@ -52,7 +52,7 @@ def test_dry_lowers_what_the_text_went_on_with_before() -> None:
 
 def test_dry_looks_no_further_back_than_it_may() -> None:
     text = [1, 2, 3, 4, 9, 9, 1, 2, 3]
-    dry = {"dry_multiplier": 1.0, "dry_base": 2.0, "dry_allowed_length": 1}
+    dry: dict[str, Any] = {"dry_multiplier": 1.0, "dry_base": 2.0, "dry_allowed_length": 1}
     assert lowered(text, **dry) == pytest.approx({4: 4.0})
     assert lowered(text, longest=len(text), **dry) == pytest.approx({4: 4.0})
     assert lowered(text, longest=len(text) - 1, **dry) == pytest.approx({4: 2.0})
@@ -61,7 +61,7 @@ def test_dry_looks_no_further_back_than_it_may() -> None:
 
 
 def test_dry_stops_at_breakers_and_leaves_them_alone() -> None:
-    dry = {"dry_multiplier": 1.0, "dry_base": 2.0, "dry_allowed_length": 1}
+    dry: dict[str, Any] = {"dry_multiplier": 1.0, "dry_base": 2.0, "dry_allowed_length": 1}
     text = [1, 2, 3, 4, 9, 1, 2, 3]
     assert lowered(text, breakers=[(2,)], **dry) == pytest.approx({4: 1.0})
     assert lowered(text, breakers=[(3,)], **dry) == {}
@@ -82,7 +82,7 @@ def test_dry_stops_at_breakers_and_leaves_them_alone() -> None:
 def test_dry_is_what_comparing_every_place_finds(
     tokens: list[int], breakers: list[tuple[int, ...]], allowed_length: int, longest: int
 ) -> None:
-    dry = {"dry_multiplier": 0.5, "dry_base": 1.1, "dry_allowed_length": allowed_length}
+    dry: dict[str, Any] = {"dry_multiplier": 0.5, "dry_base": 1.1, "dry_allowed_length": allowed_length}
     expected = dry_penalties(tokens[-longest:], 0.5, 1.1, allowed_length, breakers)
     found = lowered(tokens, longest=longest, breakers=breakers, **dry)
     assert found == pytest.approx(without_the_least(expected), abs=1e-5)

@@ -44,7 +44,13 @@ def draft_of(model: FakeModel, sequences: int = 4, blocks: int = 64) -> DraftMod
 
 
 def engine(model: FakeModel, mode: str = "off", draft: FakeModel | None = None, **options: Any) -> Engine:
-    given = {"context": CONTEXT, "max_tokens": 24, "more_rows": 8, "sequences": 4, "find_breakers": letters} | options
+    given: dict[str, Any] = {
+        "context": CONTEXT,
+        "max_tokens": 24,
+        "more_rows": 8,
+        "sequences": 4,
+        "find_breakers": letters,
+    } | options
     return fake_engine(model, speculation=mode, draft=draft_of(draft) if draft else None, **given)
 
 
