@@ -39,6 +39,7 @@ CHAT_PARAMS = (
     "stop_token_ids",
     "ignore_eos",
     "loop_detection",
+    "thinking_budget",
 )
 _TRUTH = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 # What a person would call a type, and how to read it.
