@@ -215,3 +215,53 @@ def _random_schema(chance: random.Random, depth: int) -> tuple[Any, Any]:
         "additionalProperties": False,
     }
     return schema, lambda v: set(v) == set(parts) and all(check(v[name]) for name, (_, check) in parts.items())
+
+
+# --- thoughts ------------------------------------------------------------------------------------------------------
+
+THINKING = ["<think>\n", "It", " is", " seven", ".\n</think>\n\n", "Seven", "!"]
+THINKING_TEMPLATE = """\
+{%- for message in messages %}{{ '<|' + message['role'] + '|>' }}
+{%- if message['reasoning_content'] %}{{ '<think>\n' + message['reasoning_content'] + '\n</think>\n\n' }}{% endif %}
+{{- message['content'] + '<|end|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    path = tmp_path_factory.mktemp("thinker") / "tiny.gguf"
+    write_scripted_model(path, template=THINKING_TEMPLATE, answer=THINKING)
+    with LLM(path, context=512, threads=1, max_sequences=4, kv_tokens=2048) as llm:
+        llm.prepare_grammars()
+        yield llm
+
+
+def thought_and_answer(llm: LLM, **sampling: Any) -> tuple[str, str]:
+    answer = llm.chat([{"role": "user", "content": "hi"}], temperature=0, max_tokens=60, **sampling)
+    thought, _, said = answer.text.partition("</think>")
+    return thought.removeprefix("<think>").strip(), said.strip()
+
+
+def test_a_grammar_leaves_the_thought_alone(thinker: LLM) -> None:
+    assert thought_and_answer(thinker) == ("It is seven.", "Seven!")
+    assert thought_and_answer(thinker, grammar=Grammar("regex", "[0-9]{3}"))[0] == "It is seven."
+    assert re.fullmatch("[0-9]{3}", thought_and_answer(thinker, grammar=Grammar("regex", "[0-9]{3}"))[1])
+
+
+@pytest.mark.parametrize(("budget", "thought"), [(2, "It is"), (1, "It"), (0, ""), (50, "It is seven.")])
+def test_a_budget_ends_the_thought(thinker: LLM, budget: int, thought: str) -> None:
+    assert thought_and_answer(thinker, thinking_budget=budget)[0] == thought
+    bound = thought_and_answer(thinker, thinking_budget=budget, grammar=choice(["six", "eight"]))
+    # Where it may not think, nothing stands before the answer.
+    assert bound in [(thought, "six"), (thought, "eight"), ("six", ""), ("eight", "")]
+    answer = thinker.chat(
+        [{"role": "user", "content": "hi"}], temperature=0, max_tokens=60, thinking_budget=budget, n=2
+    )
+    assert answer.text == answer.others[0].text
+
+
+def test_a_model_that_does_not_think_keeps_any_budget(llm: LLM) -> None:
+    answer = llm.chat([{"role": "user", "content": "hi"}], temperature=0, thinking_budget=0)
+    assert answer.text == "".join(ANSWER)
+    with pytest.raises(LocalInferError, match="thinking_budget"):
+        SamplingParams(thinking_budget=-1)

@@ -123,7 +123,7 @@ def test_the_clients_own_models_are_parsed(client: openai.OpenAI) -> None:
         ({"response_format": {"type": "xml"}}, "xml", "response_format.type"),
         ({"guided_choice": []}, "at least one", "guided_choice"),
         ({"guided_json": "{"}, "no JSON", "guided_json"),
-        ({"guided_regex": "a", "use_beam_search": True, "n": 2}, "beam search", None),
+        ({"guided_regex": "a", "use_beam_search": True, "n": 2}, "beam search", "grammar"),
     ],
 )
 def test_what_cannot_be_kept_is_a_400(server: Served, fields: dict[str, Any], words: str, param: str | None) -> None:

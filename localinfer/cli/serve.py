@@ -222,6 +222,8 @@ def _loader(path: str, name: str, options: dict[str, Any]) -> "Any":
         llm.name = name
         llm.chat_defaults, _ = recommended_sampling(llm.chat_defaults, llm.path)
         llm.detach()  # the file may change while it is served
+        if llm.chat_template is not None:
+            llm.prepare_grammars()
         return llm
 
     return load

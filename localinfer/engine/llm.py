@@ -274,6 +274,8 @@ class LLM(Closing):
             )
             undo.pop_all()
         self._engine = loaded.engine
+        self._constraints = loaded.constraints
+        self._preparing: threading.Thread | None = None
         self.plan: Plan = loaded.plan
         self.notes = loaded.notes
         self.context = loaded.plan.config.context
@@ -457,10 +459,23 @@ class LLM(Closing):
         """
         self._file.detach()
 
+    def prepare_grammars(self) -> None:
+        """Makes the vocabulary ready for grammars and calls of tools, in a thread beside what else is asked.
+
+        Without it, the first answer that is bound waits for that: a third of a second for 50,000 tokens, three for
+        260,000.
+        """
+        self._check_open()
+        if self._preparing is None:
+            self._preparing = threading.Thread(target=self._constraints.prepare, name="grammars", daemon=True)
+            self._preparing.start()
+
     def close(self) -> None:
         """Gives the memory back; nothing can be asked afterwards."""
         if not self.closed:
             self.closed = True
+            if self._preparing is not None:
+                self._preparing.join()  # it reads the file
             self._engine.close()
             self._file.close()
 

@@ -57,6 +57,7 @@ class Loaded(NamedTuple):
     engine: Engine
     plan: Plan
     notes: tuple[str, ...]
+    constraints: Constraints
 
 
 def choose_backend(name: str = "auto") -> tuple[Backend, str]:
@@ -147,6 +148,7 @@ def load(
         from localinfer.engine.draft import DraftModel
 
         drafting = DraftModel(model.draft, model.plan.draft.config, size, prefix_cache=prefix_cache)
+    constraints = Constraints(tokenizer, model.plan.program.vocab_size)
     engine = Engine(
         model.executable,
         model.plan.config,
@@ -155,10 +157,10 @@ def load(
         prefix_cache=prefix_cache,
         speculation=speculation,
         draft=drafting,
-        constrain=Constraints(tokenizer, model.plan.program.vocab_size).constraint,
+        constrain=constraints.constraint,
         find_breakers=SequenceBreakers(tokenizer, model.plan.program.vocab_size).find,
     )
-    return Loaded(engine, model.plan, (*tokenizer.notes, *model.notes))
+    return Loaded(engine, model.plan, (*tokenizer.notes, *model.notes), constraints)
 
 
 def _check_speculation(mode: SpeculationMode, draft: ModelFile | None) -> None:

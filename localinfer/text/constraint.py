@@ -101,7 +101,7 @@ class Constraints:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._grammars = Grammars(tokenizer, vocab_size)
-        self._tokens = _Tokens(tokenizer, vocab_size)
+        self._tokens = _Tokens(tokenizer, vocab_size, self._grammars.texts)
 
     def constraint(self, bounds: Bounds) -> Constraint:
         """A constraint at its start. LocalInferError says what is wrong with a grammar, or not supported in it.
@@ -508,11 +508,11 @@ class _Mark:
 class _Tokens:
     """Sets of tokens, as bits."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, texts: Callable[[], Sequence[bytes]]) -> None:
         self._tokenizer = tokenizer
+        self._texts = texts
         self._words = words_of(max(tokenizer.vocab_size, vocab_size))
         self._vocab_size = vocab_size
-        self._texts: list[bytes] | None = None
         self._beyond: dict[tuple[bytes, bool], int] = {}
 
     def text(self, token: int) -> bytes:
@@ -540,10 +540,8 @@ class _Tokens:
         follows."""
         found = self._beyond.get((rest, white))
         if found is None:
-            if self._texts is None:
-                self._texts = [self.text(token) for token in range(self._tokenizer.vocab_size)]
             found = 0
-            for token, text in enumerate(self._texts):
+            for token, text in enumerate(self._texts()):
                 if text.startswith(rest) and len(text) > len(rest) and (white or text[len(rest) :].strip()):
                     found |= 1 << token
             self._beyond[rest, white] = found

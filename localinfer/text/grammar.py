@@ -152,7 +152,8 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
-        self._native: Any = None
+        self._native: Any = None  # llguidance's form of the vocabulary
+        self._vocabulary: _Vocabulary | None = None
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
 
     def matcher(self, grammar: Grammar) -> Matcher:
@@ -171,13 +172,20 @@ class Grammars:
             return Matcher(matcher.deep_copy(), self._native, self._vocab_size, grammar.name)
 
     def prepare(self) -> None:
-        """Prepares the vocabulary ahead, which takes the longer the larger it is."""
+        """Prepares the vocabulary ahead: seconds for a quarter of a million tokens."""
         with self._lock:
             self._prepare()
 
-    def _prepare(self) -> None:
-        if self._native is None:
-            self._native = _native_tokenizer(self._tokenizer)
+    def texts(self) -> Sequence[bytes]:
+        """What each token stands for."""
+        with self._lock:
+            return self._prepare().tokens
+
+    def _prepare(self) -> _Vocabulary:
+        if self._vocabulary is None:
+            self._vocabulary = _Vocabulary(self._tokenizer)
+            self._native = self._vocabulary.native
+        return self._vocabulary
 
     def _compile(self, grammar: Grammar) -> Any:
         from llguidance import LLMatcher
@@ -213,15 +221,17 @@ def _source(grammar: Grammar) -> str:
 class _Vocabulary:
     """A tokenizer as llguidance asks for it, which wants to know the tokens of a text where nothing else can come."""
 
-    native: Any = None  # llguidance's own form of it
-
     def __init__(self, tokenizer: Tokenizer) -> None:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
         self._tokenizer = tokenizer
         self.eos_token_id = tokenizer.eos_id if tokenizer.eos_id is not None else min(tokenizer.stop_ids, default=0)
         self.bos_token_id = tokenizer.bos_id
         ids = range(tokenizer.vocab_size)
         self.tokens = [tokenizer.token_bytes(i) for i in ids]
         self.special_token_ids = [i for i in ids if tokenizer.is_special(i)]
+        self.native: Any = None  # it asks while it is made
+        self.native = LLTokenizer(TokenizerWrapper(self), eos_token=sorted(tokenizer.stop_ids) or None)
 
     def __call__(self, text: str | bytes) -> list[int]:
         tokens = list(self._tokenizer.encode(text, add_special=False, parse_special=False))
@@ -229,14 +239,6 @@ class _Vocabulary:
         if b"".join(self.tokens[token] for token in tokens) == spelt:
             return tokens
         return list(self.native.greedy_tokenize(spelt.decode("utf-8", "replace")))  # a space was put in front, perhaps
-
-
-def _native_tokenizer(tokenizer: Tokenizer) -> Any:
-    from llguidance import LLTokenizer, TokenizerWrapper
-
-    vocabulary = _Vocabulary(tokenizer)
-    vocabulary.native = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=sorted(tokenizer.stop_ids) or None)
-    return vocabulary.native
 
 
 def words_of(bits: int) -> int:
