@@ -18,10 +18,12 @@ from localinfer.models.base import ModelSource, RecordFamily
 
 # general.architecture in the file -> module of this package
 FAMILIES = {
+    "bert": "bert",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "granite": "granite",
     "llama": "llama",
+    "nomic-bert": "bert",
     "olmo2": "olmo2",
     "phi3": "phi3",
     "qwen2": "qwen2",

@@ -136,7 +136,7 @@ def _attention(r: Recorder, c: DecoderConfig, i: int, x: Value) -> Value:
     normed = x
     if c.pre_norm:
         normed = r.rms_norm(f"{name}.attn_norm", x, r.vector(f"{block}.attn_norm.weight", c.width), c.norm_eps)
-    matrices, biases = _qkv_weights(r, c, block)
+    matrices, biases = r.qkv_weights(block, c.heads * c.head_dim, c.kv_heads * c.head_dim, c.width)
     q, k, v = r.linear((f"{name}.q", f"{name}.k", f"{name}.v"), normed, matrices, biases)
     if c.qk_norm != "none":
         q_size, k_size = (c.head_dim, c.head_dim) if c.qk_norm == "head" else (q.width, k.width)
@@ -176,22 +176,6 @@ def _add_branch(r: Recorder, c: DecoderConfig, x: Value, branch: Value, name: st
     if c.residual_scale != 1.0:
         branch = r.scale(f"{name}_scaled", branch, c.residual_scale)
     return r.add(f"{name}_sum", x, branch)
-
-
-def _qkv_weights(
-    r: Recorder, c: DecoderConfig, block: str
-) -> tuple[tuple[Matrix, Matrix, Matrix], tuple[Vector | None, Vector | None, Vector | None]]:
-    """Three matrices, or three slices of one fused tensor; biases where the file has them."""
-    q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    parts = (("q", q, 0), ("k", kv, q), ("v", kv, q + kv))
-    if r.tensors.has_tensor(f"{block}.attn_qkv.weight"):
-        weight, bias, of = f"{block}.attn_qkv.weight", f"{block}.attn_qkv.bias", q + 2 * kv
-        a, b, d = (r.matrix(weight, rows, c.width, start, of) for _, rows, start in parts)
-        e, f, g = (r.optional_vector(bias, rows, start, of) for _, rows, start in parts)
-    else:
-        a, b, d = (r.matrix(f"{block}.attn_{part}.weight", rows, c.width) for part, rows, _ in parts)
-        e, f, g = (r.optional_vector(f"{block}.attn_{part}.bias", rows) for part, rows, _ in parts)
-    return (a, b, d), (e, f, g)
 
 
 def _gate_up_weights(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from localinfer.errors import FormatError
 from localinfer.kernels.base import TensorSource
 from localinfer.kernels.program import (
+    Activate,
     Activation,
     Add,
     Attention,
@@ -14,16 +16,19 @@ from localinfer.kernels.program import (
     Glu,
     KvAppend,
     KvLayer,
+    LayerNorm,
     Linear,
     Matrix,
     Op,
     Program,
+    Purpose,
     RmsNorm,
     Rope,
     RopeSpec,
     Scale,
     SelectRows,
     Softcap,
+    TextAttention,
     Value,
     Vector,
 )
@@ -62,6 +67,20 @@ class Recorder:
     def optional_vector(self, name: str, size: int, start: int = 0, of: int = 0) -> Vector | None:
         return self.vector(name, size, start, of) if self.tensors.has_tensor(name) else None
 
+    def qkv_weights(
+        self, block: str, q: int, kv: int, cols: int
+    ) -> tuple[tuple[Matrix, Matrix, Matrix], tuple[Vector | None, Vector | None, Vector | None]]:
+        """Three matrices of a layer, or three slices of one fused tensor; biases where the file has them."""
+        parts = (("q", q, 0), ("k", kv, q), ("v", kv, q + kv))
+        if self.tensors.has_tensor(f"{block}.attn_qkv.weight"):
+            weight, bias, of = f"{block}.attn_qkv.weight", f"{block}.attn_qkv.bias", q + 2 * kv
+            a, b, d = (self.matrix(weight, rows, cols, start, of) for _, rows, start in parts)
+            e, f, g = (self.optional_vector(bias, rows, start, of) for _, rows, start in parts)
+        else:
+            a, b, d = (self.matrix(f"{block}.attn_{part}.weight", rows, cols) for part, rows, _ in parts)
+            e, f, g = (self.optional_vector(f"{block}.attn_{part}.bias", rows) for part, rows, _ in parts)
+        return (a, b, d), (e, f, g)
+
     def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
         found = tuple(self.tensors.tensor(name).shape)
         if found != expected:
@@ -72,14 +91,21 @@ class Recorder:
 
     # ---- ops ---------------------------------------------------------------------------------------------------
 
-    def embed(self, name: str, table: Matrix, scale: float) -> Value:
+    def embed(
+        self, name: str, table: Matrix, scale: float, by: Literal["token", "position", "type"] = "token"
+    ) -> Value:
         out = self._new(name, "tokens", table.cols)
-        self.ops.append(Embed(out, table, scale))
+        self.ops.append(Embed(out, table, scale, by))
         return out
 
     def rms_norm(self, name: str, x: Value, weight: Vector, eps: float) -> Value:
         out = self._like(name, x)
         self.ops.append(RmsNorm(out, x, weight, eps, weight.size))
+        return out
+
+    def layer_norm(self, name: str, x: Value, weight: Vector, bias: Vector | None, eps: float) -> Value:
+        out = self._like(name, x)
+        self.ops.append(LayerNorm(out, x, weight, bias, eps))
         return out
 
     def linear(
@@ -103,6 +129,16 @@ class Recorder:
         self.ops.append(KvAppend(k, v, layer))
         out = self._like(name, q)
         self.ops.append(Attention(out, q, layer, n_heads, scale, cache.window, softcap))
+        return out
+
+    def text_attention(self, name: str, q: Value, k: Value, v: Value, n_heads: int, scale: float) -> Value:
+        out = self._like(name, q)
+        self.ops.append(TextAttention(out, q, k, v, n_heads, scale))
+        return out
+
+    def activate(self, name: str, x: Value, activation: Activation) -> Value:
+        out = self._like(name, x)
+        self.ops.append(Activate(out, x, activation))
         return out
 
     def glu(self, name: str, gate: Value, up: Value, activation: Activation) -> Value:
@@ -133,6 +169,11 @@ class Recorder:
     def finish(self, name: str, output: Value, hidden: Value, context_length: int, metadata: dict[str, str]) -> Program:
         ops, kv = tuple(self.ops), tuple(self.kv)
         return Program(name, ops, kv, output, output.width, context_length, metadata, hidden)
+
+    def finish_encoder(
+        self, name: str, output: Value, vocab_size: int, context: int, metadata: dict[str, str], purpose: Purpose
+    ) -> Program:
+        return Program(name, tuple(self.ops), (), output, vocab_size, context, metadata, output, purpose)
 
     def _like(self, name: str, x: Value) -> Value:
         return self._new(name, x.dim, x.width)

@@ -346,7 +346,6 @@ class _Lowering:
                 )
             )
 
-
     def text_attention(self, op: TextAttention) -> None:
         head_dim = op.q.width // op.n_heads
         if head_dim % 8:
@@ -356,9 +355,7 @@ class _Lowering:
             )
         inputs = tuple(self.places[v] for v in (op.q, op.k, op.v))
         out = self.place(op.out, private=False)
-        self.emit(
-            Lowered("text_attention", inputs, (out,), heads=op.n_heads, head_dim=head_dim, factor=op.scale)
-        )
+        self.emit(Lowered("text_attention", inputs, (out,), heads=op.n_heads, head_dim=head_dim, factor=op.scale))
 
 
 def _index(table: list[_T], index: dict[_T, int], item: _T) -> int:

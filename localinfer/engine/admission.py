@@ -17,14 +17,26 @@ from localinfer.engine.sampler import new_draw
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.sequence import Sequence
 from localinfer.engine.stop import StopMatcher
-from localinfer.errors import ContextLengthError, LocalInferError
+from localinfer.errors import ContextLengthError, LocalInferError, UnsupportedError
 from localinfer.kernels.host.sampler import Breakers
+from localinfer.kernels.program import Purpose
 from localinfer.text.constraint import Bounds, Constraint
 
 if TYPE_CHECKING:
     from localinfer.engine.beam import BeamSearch
 
 NewDecoder = Callable[[], TextDecoder] | None
+# What models are for, in words.
+MADE_FOR: dict[Purpose, str] = {
+    "text": "it writes text",
+    "embedding": "it is an encoder, which makes embeddings of texts",
+    "ranking": "it is an encoder, which gives a query and a document a score",
+}
+HOW_TO_ASK: dict[Purpose, str] = {
+    "text": "ask for completions",
+    "embedding": "ask for embeddings: LLM.embed, or /v1/embeddings",
+    "ranking": "ask it to rank documents: LLM.rank, or /v1/rerank",
+}
 
 
 class Admission:
@@ -32,7 +44,7 @@ class Admission:
 
     `end_ids` are the tokens that the model ends an answer with; `constrain` makes what watches over an answer that is
     bound, and raises LocalInferError for a grammar that cannot be followed; `find_breakers` finds DRY's sequence
-    breakers among the tokens.
+    breakers among the tokens. A model whose `purpose` is not "text" is an encoder.
     """
 
     def __init__(
@@ -42,12 +54,14 @@ class Admission:
         end_ids: Iterable[int],
         constrain: Callable[[Bounds], Constraint] | None = None,
         find_breakers: Callable[[tuple[str, ...]], Breakers] | None = None,
+        purpose: Purpose = "text",
     ) -> None:
         self._context = context
         self._vocab_size = vocab_size
         self._end_ids = frozenset(end_ids)
         self._constrain = constrain
         self._find_breakers = find_breakers
+        self._purpose = purpose
         self._ids = itertools.count()
 
     def answer(
@@ -59,6 +73,8 @@ class Admission:
         logits_processors: Iterable[LogitsProcessor] = (),
     ) -> Request:
         """A request for answers; see Engine.add_request."""
+        if self._purpose != "text":
+            raise UnsupportedError(f"this model writes no text: {MADE_FOR[self._purpose]}", HOW_TO_ASK[self._purpose])
         prompt = token_ids("the prompt", prompt, self._vocab_size)
         self._check_length(prompt, params.max_tokens)
         token_ids("stop_token_ids", params.stop_token_ids, self._vocab_size)
@@ -75,15 +91,21 @@ class Admission:
             request.search = self._search(request, new_decoder)
         return request
 
-    def embedding(self, prompt: Tokens[int], pooling: Pooling, priority: int) -> Request:
+    def embedding(self, prompt: Tokens[int], pooling: Pooling, priority: int, second: int | None = None) -> Request:
         """A request for one vector; see Engine.add_embedding."""
         if pooling not in get_args(Pooling):
             raise wrong("pooling", pooling, f"one of {', '.join(get_args(Pooling))}")
+        if (self._purpose == "ranking") != (second is not None):
+            asked = "makes no embeddings" if second is None else "does not rank documents"
+            raise UnsupportedError(f"this model {asked}: {MADE_FOR[self._purpose]}", HOW_TO_ASK[self._purpose])
         prompt = token_ids("the prompt", prompt, self._vocab_size)
         self._check_length(prompt, 0)
+        if second is not None and not 0 < second < len(prompt):
+            raise wrong("second", second, f"a place within the {len(prompt)} tokens")
         request = self._request(prompt, SamplingParams(), None, priority)
-        request.pool = Pool(pooling, len(prompt))
+        request.pool = Pool("cls" if self._purpose == "ranking" else pooling, len(prompt))
         sequence = request.choices[0].sequence
+        sequence.whole, sequence.second = self._purpose != "text", second
         sequence.hidden, sequence.rows_from = True, request.pool.rows_from
         return request
 
@@ -160,6 +182,11 @@ class Admission:
         """`asked` tokens must have room behind the prompt; None: one at least."""
         if not prompt:
             raise LocalInferError("the prompt is empty: there is no token to continue from")
+        if self._purpose != "text" and len(prompt) > self._context:
+            raise ContextLengthError(
+                f"the text has {len(prompt)} tokens, but the model takes {self._context} at once",
+                "shorten the text, or ask for its parts one by one",
+            )
         if len(prompt) + (1 if asked is None else asked) > self._context:
             more = f" and {asked} more are asked for" if asked else ""
             lower = "lower max_tokens, " if asked else ""

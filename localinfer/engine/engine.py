@@ -33,6 +33,7 @@ from localinfer.engine.step_times import StepTimes
 from localinfer.errors import LocalInferError
 from localinfer.kernels.base import Cancelled, Executable, LoadConfig
 from localinfer.kernels.host.sampler import Breakers
+from localinfer.kernels.program import Purpose
 from localinfer.text.constraint import Bounds, Constraint
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Engine:
         draft: DraftModel | None = None,
         constrain: Callable[[Bounds], Constraint] | None = None,
         find_breakers: Callable[[tuple[str, ...]], Breakers] | None = None,
+        purpose: Purpose = "text",
     ) -> None:
         """`end_ids` are the tokens that the model ends an answer with; `chunk` is as in Scheduler; not `paced` means
         that prompts come in pieces that are as large beside answers as without. `constrain` makes what watches over an
@@ -87,7 +89,7 @@ class Engine:
         )
         self._executable = executable
         self._sampler = Sampler(vocab_size, config.context)
-        self._admission = Admission(config.context, vocab_size, end_ids, constrain, find_breakers)
+        self._admission = Admission(config.context, vocab_size, end_ids, constrain, find_breakers, purpose)
         self._requests: dict[int, Request] = {}
         self._aborted: deque[int] = deque()
         self._in_step: frozenset[int] = frozenset()
@@ -139,13 +141,18 @@ class Engine:
         """
         return self._queue(self._admission.answer(prompt, params, new_decoder, priority, logits_processors))
 
-    def add_embedding(self, prompt: Tokens[int], *, pooling: Pooling = "mean", priority: int = 0) -> Request:
+    def add_embedding(
+        self, prompt: Tokens[int], *, pooling: Pooling = "mean", priority: int = 0, second: int | None = None
+    ) -> Request:
         """Queues token ids whose hidden states are wanted as one vector, `Request.embedding` once it is finished.
 
         See engine/pooling.py for what `pooling` means. The prefix cache is not used. ContextLengthError if the prompt
         is longer than the context.
+
+        A model for ranking makes one number of a query and a document, whose tokens begin at `second`.
+        UnsupportedError if that is asked of another model, or another thing of that model.
         """
-        return self._queue(self._admission.embedding(prompt, pooling, priority))
+        return self._queue(self._admission.embedding(prompt, pooling, priority, second))
 
     def abort(self, request_id: int) -> None:
         """Ends a request with "cancelled", waiting or running; a step that works for it stops early.

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from weakref import WeakValueDictionary
 
 from localinfer.checkpoints import open_model
+from localinfer.engine.admission import HOW_TO_ASK, MADE_FOR
 from localinfer.engine.checks import token_ids, wrong
 from localinfer.engine.engine import Engine
 from localinfer.engine.load import chat_defaults, load, say
 from localinfer.engine.plan import CHUNK, Plan, Wishes, kv_types
-from localinfer.engine.pooling import Pooling
+from localinfer.engine.pooling import DEFAULT_POOLING, Pooling, own_pooling, unit_length
 from localinfer.engine.prompt import Message, chat_prompt
 from localinfer.engine.request import (
     Choice,
@@ -43,6 +44,7 @@ from localinfer.errors import LocalInferError, UnsupportedError
 from localinfer.formats.closing import Closing
 from localinfer.hub.store import resolve
 from localinfer.kernels.base import KvType, Progress
+from localinfer.kernels.program import Purpose
 from localinfer.text.chat_template import ChatTemplate, template_for
 from localinfer.text.tokenizer import load_tokenizer
 
@@ -352,22 +354,63 @@ class LLM(Closing):
         plain = partial(self.tokenizer.detokenizer, skip_special=True, strip_prefix=False)
         return self._start(ids, chosen, decoder or plain, logits_processors)
 
-    def embed(self, prompt: str | Sequence[int], *, pooling: Pooling = "mean") -> array[float]:
-        """One vector (float32, not normalized) for a text or token ids: the pooled hidden states of its tokens.
+    @property
+    def purpose(self) -> Purpose:
+        """What the model is for: "text", or as an encoder "embedding" or "ranking"."""
+        return self.plan.program.purpose
 
-        engine/pooling.py says what `pooling` may be. ContextLengthError if the text is longer than the context.
+    @property
+    def pooling(self) -> Pooling:
+        """How the model was trained to make one vector of a text. UnsupportedError if it was made to rank texts."""
+        return own_pooling(self.metadata)
+
+    def embed(
+        self, prompt: str | Sequence[int], *, pooling: Pooling | None = None, normalize: bool = True
+    ) -> array[float]:
+        """One vector (float32) for a text or token ids: the pooled hidden states of its tokens.
+
+        `pooling` is the model's own, or as engine/pooling.py says. With `normalize` the length of the vector is 1.
+        ContextLengthError if the text is longer than the context, UnsupportedError for a model that ranks.
         """
         self._check_open()
         ids = self.tokenize(prompt) if isinstance(prompt, str) else prompt
-        request = self._engine.add_embedding(ids, pooling=pooling)
+        chosen = DEFAULT_POOLING if self.purpose == "ranking" else self.pooling
+        (vector,) = self._embedded([self._engine.add_embedding(ids, pooling=chosen if pooling is None else pooling)])
+        return unit_length(vector) if normalize else vector
+
+    def rank(self, query: str, documents: Sequence[str]) -> list[float]:
+        """A score for each document: the larger, the more it has to do with the query. For models made to rank.
+
+        Scores are the numbers that the model's head gives; their logistic function is what the server calls relevance.
+        ContextLengthError if the query and a document are longer than the context together; UnsupportedError for
+        other models, whose embeddings can be compared instead.
+        """
+        self._check_open()
+        if isinstance(documents, str) or not all(isinstance(text, str) for text in (query, *documents)):
+            raise wrong("query and documents", (query, documents), "a text, and a list of texts")
+        requests: list[Request] = []
         try:
-            while request.finish_reason is None:
+            for document in documents:
+                ids, second = self.tokenizer.encode_pair(query, document)
+                requests.append(self._engine.add_embedding(ids, second=second))
+        except BaseException:
+            for request in requests:
+                self._engine.abort(request.id)
+            raise
+        return [score[0] for score in self._embedded(requests)]
+
+    def _embedded(self, requests: Sequence[Request]) -> list[array[float]]:
+        """What comes of requests for embeddings."""
+        try:
+            while any(request.finish_reason is None for request in requests):
                 self._step()
         finally:
-            self._engine.abort(request.id)  # Ctrl-C: nobody waits for it any more
-        if request.embedding is None:
-            raise request.error or LocalInferError("the embedding was cancelled")
-        return request.embedding
+            for request in requests:
+                self._engine.abort(request.id)  # Ctrl-C: nobody waits for it any more
+        for request in requests:
+            if request.embedding is None:
+                raise request.error or LocalInferError("the embedding was cancelled")
+        return [request.embedding for request in requests if request.embedding is not None]
 
     @overload
     def chat(
@@ -423,6 +466,8 @@ class LLM(Closing):
         self, messages: Sequence[Message], template_variables: Mapping[str, Any] | None = None
     ) -> array[int]:
         """The prompt that `chat` gives to the model for these messages."""
+        if self.purpose != "text":
+            raise UnsupportedError(f"this model does not chat: {MADE_FOR[self.purpose]}", HOW_TO_ASK[self.purpose])
         if self.chat_template is None:
             raise UnsupportedError(
                 f"{self.name} has no chat template: it is not made for conversations",

@@ -155,8 +155,9 @@ def load(
         model.plan.program.vocab_size,
         end_ids=sorted(tokenizer.stop_ids),
         prefix_cache=prefix_cache,
-        speculation=speculation,
+        speculation=speculation if model.plan.program.purpose == "text" else "off",
         draft=drafting,
+        purpose=model.plan.program.purpose,
         constrain=constraints.constraint,
         find_breakers=SequenceBreakers(tokenizer, model.plan.program.vocab_size).find,
     )

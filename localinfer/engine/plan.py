@@ -29,6 +29,7 @@ BLOCK_SIZE = 16
 CHUNK = 144
 # Rows of logits in a step beside one for every sequence: for drafted tokens, and log probabilities of prompts.
 SPARE_ROWS = 8
+TEXTS = 16  # that an encoder computes in one step, if they are short enough
 # The part of free memory that a pool of keys and values takes, if nobody says how large it should be.
 POOL_SHARE = 0.25
 THREADS_PER_PROCESSOR = 4  # threads beyond that only wait for each other
@@ -118,7 +119,7 @@ def make_plan(file: ModelFile, backend: Backend, wishes: Wishes, draft: ModelFil
     def plan_pool(wishes: Wishes, context: int, reason: str) -> Plan:
         program = record(file.metadata, file, context)
         refuse_unused(program, file.tensors)
-        config = load_config(wishes, context)
+        config = load_config(wishes, context, whole_texts=program.purpose != "text")
         reserved = backend.plan(program, file, config).parts | {"sampler": sampler_bytes(program.vocab_size, context)}
         file.drop_pages()  # loading does the same when it has read them
         drafting = None
@@ -179,8 +180,14 @@ def _checked(wishes: Wishes) -> Wishes:
     )
 
 
-def load_config(wishes: Wishes, context: int) -> LoadConfig:
-    """The sizes to reserve. The pool holds one context at least: the longest answer must be possible."""
+def load_config(wishes: Wishes, context: int, whole_texts: bool = False) -> LoadConfig:
+    """The sizes to reserve. The pool holds one context at least: the longest answer must be possible.
+
+    With `whole_texts` (encoders) a step has room for the longest text, and for several short ones: they keep nothing,
+    so that the blocks of the pool cost no memory.
+    """
+    if whole_texts:
+        wishes = wishes._replace(max_sequences=max(wishes.max_sequences, TEXTS), kv_tokens=None)
     context_blocks = -(-context // wishes.block_size)
     kv_blocks = wishes.max_sequences * context_blocks
     if wishes.kv_tokens is not None:
@@ -190,10 +197,10 @@ def load_config(wishes: Wishes, context: int) -> LoadConfig:
             f"{wishes.max_sequences} sequences with a context of {context} tokens each are more than can be counted",
             "lower max_sequences or the context",
         )
-    max_tokens = max(min(wishes.chunk, context), wishes.max_sequences)
+    max_tokens = max(context if whole_texts else min(wishes.chunk, context), wishes.max_sequences)
     return LoadConfig(
         max_tokens=max_tokens,
-        max_rows=min(max_tokens, wishes.max_sequences + SPARE_ROWS),
+        max_rows=max_tokens if whole_texts else min(max_tokens, wishes.max_sequences + SPARE_ROWS),
         max_sequences=wishes.max_sequences,
         context=context,
         kv_blocks=kv_blocks,

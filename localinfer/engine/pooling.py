@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from array import array
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from localinfer.engine.runner import Rows
+from localinfer.errors import UnsupportedError
 from localinfer.kernels.host.pooling import add_rows
 
 Pooling = Literal["mean", "last", "cls"]
+DEFAULT_POOLING: Pooling = "mean"
+# `{architecture}.pooling_type` in a model file, as llama.cpp numbers it (include/llama.h): 0 is none, 4 is for ranking.
+POOLING_TYPES: Mapping[int, Pooling] = {0: DEFAULT_POOLING, 1: "mean", 2: "cls", 3: "last"}
+
+
+def own_pooling(metadata: Mapping[str, Any]) -> Pooling:
+    """What the model was trained for, as its file says; else DEFAULT_POOLING. UnsupportedError if it is for ranking."""
+    kind = metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0)
+    if not isinstance(kind, int) or kind not in POOLING_TYPES:
+        raise UnsupportedError(
+            f"this model makes no embeddings: its file says pooling_type {kind}",
+            "it may be made to rank documents for a query (LLM.rank, /v1/rerank)" if kind == 4 else "",
+        )
+    return POOLING_TYPES[kind]
+
+
+def unit_length(vector: array[float]) -> array[float]:
+    """The vector divided by its Euclidean norm; zeros stay zeros."""
+    norm = math.hypot(*vector)
+    return array("f", [value / norm for value in vector]) if norm > 0 else vector
 
 
 class Pool:
@@ -18,6 +41,8 @@ class Pool:
     mean  the mean of all rows, summed up in double precision one after the other
     last  the row of the last token
     cls   the row of the first token: in a model that looks at earlier tokens only, it depends on this token alone
+
+    A model for ranking has a row of one number, its score.
     """
 
     def __init__(self, pooling: Pooling, tokens: int) -> None:

@@ -35,11 +35,14 @@ class Rows:
 def batch_of_chunks(chunks: list[Chunk]) -> Batch:
     """The Batch of a step. Wanted are the last `rows` tokens of every chunk."""
     batch = Batch(array("i"), array("i"), array("i", [0]), array("i"), array("i", [0]), array("i"))
+    second = any(chunk.sequence.second is not None for chunk in chunks)
     for chunk in chunks:
         sequence, first, last = chunk.sequence, chunk.sequence.computed, chunk.sequence.computed + chunk.count
         batch.tokens.extend(sequence.tokens[first:last])
         batch.tokens.extend(chunk.drafts)
         batch.positions.extend(range(first, last + len(chunk.drafts)))
+        if second:
+            batch.types.extend(0 if sequence.second is None else int(p >= sequence.second) for p in range(first, last))
         batch.starts.append(len(batch.tokens))
         batch.block_table.extend(sequence.blocks)
         batch.table_starts.append(len(batch.block_table))

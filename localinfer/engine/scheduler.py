@@ -120,6 +120,8 @@ class Scheduler:
                     rows -= chunks[-1].more_logits
         while self.waiting and tokens > 0 and len(self.running) < self.max_sequences:
             sequence = self.waiting[0]
+            if sequence.whole and sequence.remaining > tokens:
+                break  # the next step has room for it
             if not self._admit(sequence):
                 break
             count = self._piece(sequence, tokens, rows)
@@ -153,7 +155,12 @@ class Scheduler:
         return room if piece is None else min(room, piece)
 
     def _piece(self, sequence: Sequence, tokens: int, rows: int) -> int:
-        """The tokens of a prompt's next piece: at most `tokens`, and with at most `rows` + 1 rows of logits."""
+        """The tokens of a prompt's next piece: at most `tokens`, and with at most `rows` + 1 rows of logits.
+
+        All or none of a text that must be whole.
+        """
+        if sequence.whole:
+            return sequence.remaining if sequence.remaining <= tokens else 0
         count = min(sequence.remaining, self.chunk, tokens)
         if sequence.rows_from is not None and not sequence.hidden:
             count = min(count, max(0, sequence.rows_from - sequence.computed) + rows + 1)

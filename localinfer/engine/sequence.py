@@ -27,7 +27,8 @@ class Sequence:
 
     Rows, of logits or if `hidden` of hidden states, are wanted of every token from position `rows_from` on (None: of
     the last alone), so that these are computed even if the cache holds them. What is `hidden` is an embedding: it
-    neither takes anything from the cache nor leaves anything there.
+    neither takes anything from the cache nor leaves anything there. An encoder computes it `whole`, in one step; its
+    tokens from `second` on are those of a second text (None: there is none).
     """
 
     id: int
@@ -43,6 +44,8 @@ class Sequence:
     preemptions: int = 0
     rows_from: int | None = None
     hidden: bool = False
+    whole: bool = False
+    second: int | None = None
 
     @classmethod
     def of_prompt(cls, id: int, prompt: Tokens[int], *, index: int = 0, priority: int = 0) -> Sequence:

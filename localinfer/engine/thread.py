@@ -52,6 +52,7 @@ class Job:
     new_decoder: Callable[[], TextDecoder] | None = None
     priority: int = 0
     pooling: Pooling | None = None
+    second: int | None = None  # of a query and a document to rank: where the document begins
 
 
 class Answers:
@@ -308,7 +309,7 @@ class EngineThread:
 
     def _add(self, job: Job) -> Request:
         if job.pooling is not None:
-            return self.engine.add_embedding(job.prompt, pooling=job.pooling, priority=job.priority)
+            return self.engine.add_embedding(job.prompt, pooling=job.pooling, priority=job.priority, second=job.second)
         return self.engine.add_request(job.prompt, job.params, job.new_decoder, priority=job.priority)
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 from array import array
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from localinfer.engine.admission import MADE_FOR
 from localinfer.engine.llm import LLM
-from localinfer.engine.pooling import Pooling
+from localinfer.engine.pooling import Pooling, own_pooling, unit_length
 from localinfer.engine.request import Request
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.thread import Job
+from localinfer.errors import UnsupportedError
 from localinfer.server.errors import ApiError, invalid
 from localinfer.server.fields import read_body
 from localinfer.server.handling import model_in_use, recorded, while_connected
@@ -30,10 +30,6 @@ from localinfer.server.schemas.embeddings import (
     EmbeddingUsage,
 )
 
-DEFAULT_POOLING: Pooling = "mean"
-# `{architecture}.pooling_type` in a model file, as llama.cpp numbers it (include/llama.h): 0 is none, 4 is for ranking.
-POOLING_TYPES: Mapping[int, Pooling] = {0: DEFAULT_POOLING, 1: "mean", 2: "cls", 3: "last"}
-
 
 async def create(http: HttpRequest) -> Response:
     """The handler."""
@@ -43,7 +39,7 @@ async def create(http: HttpRequest) -> Response:
         async with model_in_use(http, body.fields.model) as model:
             record.model = model.name
             llm = model.llm
-            pooling = pooling_of(llm.metadata)
+            pooling = pooling_of(llm)
             jobs = await asyncio.to_thread(embedding_jobs, body.fields, llm, pooling)
             answers = model.thread.submit(jobs)
             async with while_connected(http, answers):
@@ -55,18 +51,14 @@ async def create(http: HttpRequest) -> Response:
     return Response(encoded, media_type="application/json", headers=body.headers)
 
 
-def pooling_of(metadata: Mapping[str, Any]) -> Pooling:
-    """What the model was trained for, as its file says; else DEFAULT_POOLING. ApiError if it is for ranking."""
-    kind = metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0)
-    if not isinstance(kind, int) or kind not in POOLING_TYPES:
-        raise invalid(f"this model makes no embeddings: its file says pooling_type {kind}", code="unsupported_model")
-    return POOLING_TYPES[kind]
-
-
-def unit_length(vector: array[float]) -> array[float]:
-    """The vector divided by its Euclidean norm; zeros stay zeros."""
-    norm = math.hypot(*vector)
-    return array("f", [value / norm for value in vector]) if norm > 0 else vector
+def pooling_of(llm: LLM) -> Pooling:
+    """How the model makes embeddings. ApiError if it makes none."""
+    if llm.purpose == "ranking":
+        raise invalid(f"this model makes no embeddings: {MADE_FOR['ranking']}", code="unsupported_model")
+    try:
+        return own_pooling(llm.metadata)
+    except UnsupportedError as error:
+        raise invalid(error.message, code="unsupported_model") from error
 
 
 def embedding_jobs(fields: EmbeddingRequest, llm: LLM, pooling: Pooling) -> list[Job]:

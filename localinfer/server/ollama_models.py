@@ -13,8 +13,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from localinfer.engine.llm import LLM
+from localinfer.engine.pooling import unit_length
 from localinfer.server.capabilities import ollama_capabilities
-from localinfer.server.embeddings import embedding_jobs, pooling_of, unit_length
+from localinfer.server.embeddings import embedding_jobs, pooling_of
 from localinfer.server.errors import invalid
 from localinfer.server.fields import read_body
 from localinfer.server.handling import model_in_use, recorded, while_connected
@@ -83,7 +84,7 @@ async def embed(http: HttpRequest) -> Response:
             fields = EmbeddingRequest(
                 input=texts if isinstance(texts, str) else [*texts], dimensions=body.fields.dimensions
             )
-            pooling = pooling_of(model.llm.metadata)
+            pooling = pooling_of(model.llm)
             jobs = await asyncio.to_thread(embedding_jobs, fields, model.llm, pooling)
             answers = model.thread.submit(jobs)
             async with while_connected(http, answers):

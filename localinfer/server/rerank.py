@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from array import array
 from collections.abc import Sequence
@@ -12,11 +13,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from localinfer.engine.llm import LLM
-from localinfer.engine.pooling import Pooling
+from localinfer.engine.pooling import POOLING_TYPES, Pooling, unit_length
 from localinfer.engine.request import Request
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.thread import Job
-from localinfer.server.embeddings import POOLING_TYPES, unit_length
 from localinfer.server.errors import invalid
 from localinfer.server.fields import read_body
 from localinfer.server.handling import model_in_use, recorded, while_connected
@@ -47,13 +47,14 @@ async def create(http: HttpRequest) -> Response:
                     record.add(request, model.llm.tokenizer)
                 while not answers.over:
                     await answers.next()
-            encoded = await asyncio.to_thread(_encoded, body.fields, documents, answers.requests, model.name)
+            of_pairs = model.llm.purpose == "ranking"
+            encoded = await asyncio.to_thread(_encoded, body.fields, documents, answers.requests, model.name, of_pairs)
     return Response(encoded, media_type="application/json", headers=body.headers)
 
 
 def ranks(llm: LLM) -> bool:
     """Whether the model was made for something that documents can be ordered by."""
-    return _pooling(llm) is not None
+    return llm.purpose == "ranking" or _pooling(llm) is not None
 
 
 def _pooling(llm: LLM) -> Pooling | None:
@@ -75,6 +76,8 @@ def _documents(fields: RerankRequest) -> list[str]:
 
 def _jobs(fields: RerankRequest, documents: Sequence[str], llm: LLM) -> list[Job]:
     """An embedding of the query, and one of each document. ApiError for what cannot be compared."""
+    if llm.purpose == "ranking":
+        return _pairs(fields, documents, llm)
     pooling = _pooling(llm)
     if pooling is None:
         raise invalid(
@@ -99,10 +102,35 @@ def _jobs(fields: RerankRequest, documents: Sequence[str], llm: LLM) -> list[Job
     return jobs
 
 
-def _encoded(fields: RerankRequest, documents: Sequence[str], requests: Sequence[Request], model: str) -> bytes:
-    vectors = [_vector(request) for request in requests]
-    query = vectors[0]
-    scores = [sum(x * y for x, y in zip(query, vector, strict=True)) for vector in vectors[1:]]
+def _pairs(fields: RerankRequest, documents: Sequence[str], llm: LLM) -> list[Job]:
+    """The query with each document, for a model that gives such a pair a score."""
+    jobs = []
+    for place, document in enumerate(documents):
+        pair, second = llm.tokenizer.encode_pair(fields.query, document, fields.max_tokens_per_doc)
+        if len(pair) > llm.context:
+            raise invalid(
+                f"This model's maximum context length is {llm.context} tokens. However, your query and "
+                f"documents[{place}] resulted in {len(pair)} tokens. Please reduce their length, or set "
+                "max_tokens_per_doc.",
+                param="documents",
+                code="context_length_exceeded",
+            )
+        jobs.append(Job(pair, SamplingParams(), priority=fields.priority or 0, pooling="cls", second=second))
+    return jobs
+
+
+def _scores(fields: RerankRequest, requests: Sequence[Request], of_pairs: bool) -> list[float]:
+    if not of_pairs:
+        query, *others = (_vector(request) for request in requests)
+        return [sum(x * y for x, y in zip(query, vector, strict=True)) for vector in others]
+    numbers = [request.embedding[0] for request in requests if request.embedding is not None]
+    return numbers if fields.raw_scores else [1 / (1 + math.exp(-max(number, -700.0))) for number in numbers]
+
+
+def _encoded(
+    fields: RerankRequest, documents: Sequence[str], requests: Sequence[Request], model: str, of_pairs: bool
+) -> bytes:
+    scores = _scores(fields, requests, of_pairs)
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: fields.top_n]
     if fields.documents is None:
         shown = [
@@ -120,7 +148,7 @@ def _encoded(fields: RerankRequest, documents: Sequence[str], requests: Sequence
         model=model,
         results=results,
         usage=EmbeddingUsage(tokens, tokens),
-        scoring="cosine",
+        scoring="head" if of_pairs else "cosine",
     )
     return msgspec.json.encode(answer)
 

@@ -102,6 +102,19 @@ class Tokenizer:
             ids.append(self._last)
         return ids
 
+    def encode_pair(self, first: str, second: str, longest: int | None = None) -> tuple[array[int], int]:
+        """Two texts as encoders see them that were trained on pairs, and where the second begins.
+
+        The second is cut to its `longest` first tokens. BERT's form: [CLS] first [SEP] second [SEP]. UnsupportedError if texts do not end with a token of their own.
+        """
+        if self._last is None:
+            raise UnsupportedError("this vocabulary has no token between two texts", "choose a model that ranks texts")
+        ids = self.encode(first, add_special=True, parse_special=False)
+        start = len(ids)
+        ids += self.encode(second, add_special=False, parse_special=False)[:longest]
+        ids.append(self._last)
+        return ids, start
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = False, strip_prefix: bool = True) -> str:
         """The text of the tokens. Bytes that are no UTF-8 become U+FFFD.
 

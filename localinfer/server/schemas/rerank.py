@@ -12,7 +12,7 @@ from localinfer.server.schemas.sampling import AtLeastOne, Priority
 
 MOST_DOCUMENTS = 1000
 
-Scoring = Literal["cosine"]
+Scoring = Literal["cosine", "head"]
 
 
 class RerankDocument(msgspec.Struct, kw_only=True):
@@ -28,8 +28,9 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     around it. `return_documents` (TEI: `return_text`) adds the texts to the answer; documents are cut to
     `max_tokens_per_doc` tokens.
 
-    The model has to be one for embeddings: a score is the cosine of the angle between those of query and document,
-    which the answer names as its `scoring`. `raw_scores` changes nothing about cosines.
+    A model for ranking has a head that gives the query and a document a number; the score is its logistic function,
+    from 0 to 1, or with `raw_scores` the number itself. Of a model for embeddings, the score is the cosine of the angle
+    between those of query and document, about which `raw_scores` changes nothing. The answer names its `scoring`.
     """
 
     model: str | None = None
