@@ -67,7 +67,7 @@ PUBLIC: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     ("localinfer.text.grammar", grammar.Grammar, ()),
     ("localinfer.text.grammar", grammar.json_schema, ()),
     ("localinfer.text.grammar", grammar.choice, ()),
-    ("localinfer.evaluate.divergence", divergence.Reference, ("compare",)),
+    ("localinfer.evaluate.divergence", divergence.Reference, ("compare", "close")),
 )
 ERRORS: tuple[type[LocalInferError], ...] = (
     LocalInferError,

@@ -2,8 +2,8 @@
 
 In the guides every block of commands or code has a mark in front, an HTML comment that readers do not see:
 
-    <!-- run -->      the block is run, in one folder for the whole page, where `smollm2:135m` is a small scripted model,
-                      `tests` is the folder of the repository, and the server at port 8080 serves that model
+    <!-- run -->      the block is run, in one folder for the whole page, where `smollm2:135m` is a scripted model, the
+                      server at port 8080 serves it, and `tests` is the folder of the repository
     <!-- output -->   what the block before writes to standard output; "…" stands for anything
     <!-- check -->    commands that would run for ever or need the network: the command line's own parser takes them
     <!-- shown -->    nothing that could be run here
@@ -31,13 +31,14 @@ from localinfer.cli.main import COMMANDS, build_app
 from localinfer.hub.store import Installed, folder_of, write_record
 from scripted_model import write_scripted_model
 from served_app import served
-from test_server_tools import TEMPLATE
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 GUIDES = [*sorted((DOCS / "guides").glob("*.md")), DOCS / "quick-start.md"]
 MODEL = "smollm2:135m"
+# Properties that the engine reads, and nobody else needs.
+INTERNAL = ("bounds", "drawn", "withholds", "penalizes", "looks_back", "needed", "name")
 ADDRESS = "http://127.0.0.1:8080"
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*?) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
@@ -120,7 +121,7 @@ def test_the_reference_tells_everything_that_is_public(reference: ModuleType) ->
     for entry in {entry for _, entry, _ in reference.PUBLIC if isinstance(entry, type)}:
         for name, member in vars(entry).items():
             public = not name.startswith("_") and (callable(member) or hasattr(member, "__get__"))
-            internal = entry is not LLM and name in ("bounds", "drawn", "withholds", "penalizes", "needed", "name")
+            internal = entry is not LLM and name in INTERNAL
             if public and not internal and name not in getattr(entry, "_fields", getattr(entry, "__match_args__", ())):
                 assert (entry, name) in shown, f"{entry.__name__}.{name} is missing in scripts/reference.py"
 
@@ -189,7 +190,7 @@ def surroundings(folder: Path) -> Iterator[tuple[dict[str, str], str]]:
     (folder / "tests").symlink_to(ROOT / "tests")
     installed = folder_of(MODEL)
     installed.mkdir(parents=True)
-    path = write_scripted_model(installed / "scripted.gguf", template=TEMPLATE)
+    path = write_scripted_model(installed / "scripted.gguf")
     write_record(installed, Installed(MODEL, path, "a test", "", path.stat().st_size, "2026-01-01T00:00:00+00:00"))
     path_variable = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     llm = LLM(MODEL, context=4096, max_sequences=4, threads=1)
