@@ -44,7 +44,7 @@ class CallParser:
         self._tools = tools
         self._triggers = tuple(filter(None, (form.trigger, *form.also_open)))
         self._bare = "python" if form.style == "python" else "object" if form.style in ("object", "keyed") else ""
-        self._decoder = json.JSONDecoder()
+        self._decoder = json.JSONDecoder(object_pairs_hook=_once)
         self._key = _key_pattern(form.pair_middle, form.pair_middle_json)
 
     def plain(self, text: str, place: int) -> int:
@@ -199,6 +199,8 @@ class CallParser:
         """The call that an object stands for, or all of `{NAME: arguments, ...}`."""
         if isinstance(item, dict) and self._form.style == "keyed" and self._form.name_key not in item:
             return [_call(name, arguments) for name, arguments in item.items()]
+        if isinstance(item, dict) and item.get("type", "function") != "function":
+            raise ValueError("no function")
         if isinstance(item, dict) and isinstance(item.get("function"), dict) and _ADDED.issuperset(item):
             item = item["function"]
         if not isinstance(item, dict):
@@ -308,6 +310,14 @@ class CallParser:
             if text[place] != ",":
                 raise ValueError("no call")
             place += 1
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, of which a key that comes twice would lose a value."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("twice the same key")
+    return found
 
 
 def _call(name: Any, arguments: Any) -> Call:
