@@ -132,6 +132,7 @@ class _Assembly:
         self._stored = stored
         self._architecture = description.architecture
         self._heads = description.heads
+        self._unused = description.unused
         self._quantizer = quantizer
         sources = self._sources(reader)
         # Some files hold the head although it is the embedding table; transformers then takes the table.
@@ -151,7 +152,7 @@ class _Assembly:
         unknown: list[str] = []
         senses = False
         for name in stored:
-            if is_constant(name):
+            if is_constant(name) or text_name(name).startswith(self._unused):
                 continue
             if is_other_sense(name):
                 senses = True

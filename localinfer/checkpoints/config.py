@@ -128,6 +128,7 @@ class Description:
     tensors    small float tensors that the converter computes (factors of rope)
     heads      rows of attn_q and attn_k belong to so many heads
     tied       whether the embedding table is the head, too; None: config.json does not say
+    unused     beginnings of the names of weights that are not needed
     notes      what a person should know
     """
 
@@ -137,6 +138,7 @@ class Description:
     heads: dict[str, int] = field(default_factory=dict)
     vocab_size: int = 0
     tied: bool | None = None
+    unused: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
 
 
@@ -147,10 +149,14 @@ def describe(config: Mapping[str, Any], path: Path) -> Description:
     """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
+    from localinfer.checkpoints.encoders import ENCODERS, describe_encoder
+
+    if name in ENCODERS:
+        return describe_encoder(config, name, path)
     if name not in FAMILIES:
         raise UnsupportedError(
             f"{path}: models of the class {name!r} are not supported",
-            f"supported are {', '.join(sorted(set(FAMILIES)))}",
+            f"supported are {', '.join(sorted({*FAMILIES, *ENCODERS}))}",
         )
     family = FAMILIES[name]
     values = dict(config)
@@ -159,7 +165,7 @@ def describe(config: Mapping[str, Any], path: Path) -> Description:
         if not isinstance(text, dict):
             raise FormatError(f"{path}: text_config should be an object")
         values |= text
-    reader = _Reader({**BASE_DEFAULTS, **family.defaults, **values}, path)
+    reader = Reader({**BASE_DEFAULTS, **family.defaults, **values}, path)
     description = _Translation(reader, family, name).translate()
     description.notes += reader.notes()
     return description
@@ -173,7 +179,7 @@ def float32(value: float) -> float:
         return math.inf  # which no reader of metadata accepts
 
 
-class _Reader:
+class Reader:
     """Typed reads of a JSON object, which remember what was asked for."""
 
     def __init__(self, values: Mapping[str, Any], path: Path) -> None:
@@ -230,7 +236,7 @@ class _Reader:
 class _Translation:
     """One config.json on its way to metadata."""
 
-    def __init__(self, reader: _Reader, family: Family, class_name: str) -> None:
+    def __init__(self, reader: Reader, family: Family, class_name: str) -> None:
         self.read = reader
         self.family = family
         self.class_name = class_name

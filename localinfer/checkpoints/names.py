@@ -39,6 +39,27 @@ _POST_NORMS = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 
+# The same of encoders, whose class may stand in front: "bert.encoder.layer.3.output.dense" is "blk.3.ffn_down".
+_ENCODER = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.LayerNorm": "token_embd_norm",
+    "pooler.dense": "cls",
+    "classifier": "cls.output",
+}
+_ENCODER_LAYER = {
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
+}
+_OLD_KINDS = {"gamma": "weight", "beta": "bias"}  # of norms
+
 NORMS_AROUND = {"gemma2", "gemma3", "olmo2"}
 # Rows i and i + n/2 of each head of n rows of q and k become rows 2i and 2i + 1: rotary pairs are adjacent columns.
 PAIRS_ADJACENT = {"llama", "smollm3", "granite"}
@@ -46,10 +67,11 @@ PAIRS_ADJACENT = {"llama", "smollm3", "granite"}
 NORMS_LESS_ONE = {"gemma2", "gemma3"}
 
 # What old checkpoints hold beside weights: constants that follow from the configuration.
-_CONSTANTS = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias)")
+_CONSTANTS = re.compile(r".*\.(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias)|(bert\.)?embeddings\.position_ids")
 # Models that also see keep their language model under one of these.
 _TEXT_PREFIXES = ("model.language_model.", "language_model.model.")
 _OTHER_SENSES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|vision_model|audio_tower)\..*")
+_IN_ENCODER = re.compile(r"encoder\.layer\.(\d{1,6})\.(.+)", re.DOTALL)
 _IN_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.+)", re.DOTALL)
 
 
@@ -63,6 +85,7 @@ class Change(Enum):
 
 def text_name(name: str) -> str:
     """The name that a weight has in a checkpoint of the language model alone."""
+    name = name.removeprefix("bert.")
     for prefix in _TEXT_PREFIXES:
         if name.startswith(prefix):
             return "model." + name.removeprefix(prefix)
@@ -82,6 +105,8 @@ def is_constant(name: str) -> bool:
 def gguf_name(name: str, architecture: str) -> str | None:
     """The GGUF name of a weight of the language model; None for one that is not known."""
     module, dot, kind = name.rpartition(".")
+    if architecture == "bert":
+        return _encoder_name(module, _OLD_KINDS.get(kind, kind))
     if kind not in ("weight", "bias"):
         return None
     if module in _MODEL:
@@ -91,6 +116,15 @@ def gguf_name(name: str, architecture: str) -> str | None:
     table = _LAYER | (_POST_NORMS if architecture in NORMS_AROUND else _PRE_NORMS)
     found = table.get(match[2])
     return None if found is None else f"blk.{int(match[1])}.{found}.{kind}"
+
+
+def _encoder_name(module: str, kind: str) -> str | None:
+    if kind not in ("weight", "bias"):
+        return None
+    found = _ENCODER.get(module)
+    if (match := _IN_ENCODER.fullmatch(module)) is not None and match[2] in _ENCODER_LAYER:
+        found = f"blk.{int(match[1])}.{_ENCODER_LAYER[match[2]]}"
+    return None if found is None else f"{found}.{kind}"
 
 
 def change_of(gguf: str, architecture: str) -> Change:

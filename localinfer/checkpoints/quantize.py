@@ -9,6 +9,7 @@ from localinfer.kernels.base import Tensor
 from localinfer.kernels.types import TYPES, TensorType
 
 _TABLES = ("token_embd.weight", "output.weight")
+_KEPT = ("position_embd.weight", "token_types.weight", "cls.weight", "cls.output.weight")  # small, and sensitive
 _TABLE_TYPE = "Q6_K"  # the least that the embedding table and the head get: errors there cost the most
 
 
@@ -32,7 +33,7 @@ class RowQuantizer:
 
     def rows(self, source: Tensor) -> Rows | None:
         """The rows of a matrix, quantized; None if it stays as it is, or is a vector."""
-        kind = self._type_of(source) if len(source.shape) == 2 else None
+        kind = self._type_of(source) if len(source.shape) == 2 and source.name not in _KEPT else None
         if kind is None or kind == source.type:
             return None
 

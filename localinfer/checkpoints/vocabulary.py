@@ -1,10 +1,10 @@
 """The tokenizer of a checkpoint, as the `tokenizer.ggml.…` metadata of a GGUF file.
 
-Two kinds of tokenizer.json are known, both "BPE": those that spell bytes in GPT-2's characters ("gpt2" in GGUF), and
-those made from SentencePiece models ("llama"), whose merges are turned back into scores. A folder without
-tokenizer.json may have the SentencePiece model itself. Beside the tokens, the special ones, the chat template and what
-is recommended for sampling are read. What llama.cpp's converter writes has its names; those under "localinfer." are
-our own.
+BERT's tokenizer.json is read in word_piece.py. Two other kinds are known, both "BPE": those that spell bytes in GPT-2's
+characters ("gpt2" in GGUF), and those made from SentencePiece models ("llama"), whose merges are turned back into
+scores. A folder without tokenizer.json may have the SentencePiece model itself. Beside the tokens, the special ones,
+the chat template and what is recommended for sampling are read. What llama.cpp's converter writes has its names; those
+under "localinfer." are our own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from localinfer.checkpoints.config import float32
 from localinfer.checkpoints.sentencepiece import read_sentencepiece
 from localinfer.checkpoints.splitting import name_of_split, steps
+from localinfer.checkpoints.word_piece import word_piece_metadata
 from localinfer.errors import FormatError, UnsupportedError
 from localinfer.formats.json_file import read_json_object
 from localinfer.formats.metadata import Value
@@ -96,7 +97,10 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any], vocab_size: int) ->
     generation = _optional(folder / "generation_config.json")
     metadata: dict[str, Value] = {}
     if (path := folder / "tokenizer.json").is_file():
-        vocabulary = _from_tokenizer_json(path)
+        data = read_json_object(path)
+        if isinstance(data.get("model"), dict) and data["model"].get("type") == "WordPiece":
+            return word_piece_metadata(data, vocab_size, path)
+        vocabulary = _from_tokenizer_json(data, path)
     elif (path := folder / "tokenizer.model").is_file():
         vocabulary = _from_sentencepiece(path, folder, settings)
     else:
@@ -114,13 +118,12 @@ def _optional(path: Path) -> dict[str, Any]:
 # ---- tokenizer.json ------------------------------------------------------------------------------------------------
 
 
-def _from_tokenizer_json(path: Path) -> Vocabulary:
-    data = read_json_object(path)
+def _from_tokenizer_json(data: dict[str, Any], path: Path) -> Vocabulary:
     model = data.get("model")
     if not isinstance(model, dict) or not isinstance(vocab := model.get("vocab"), dict | list):
         raise FormatError(f"{path}: model.vocab is missing", "download it again")
     if (kind := model.get("type", "BPE")) != "BPE" or not isinstance(vocab, dict):
-        raise UnsupportedError(f"{path}: tokenizers of the type {kind!r} are not supported", "BPE is")
+        raise UnsupportedError(f"{path}: tokenizers of the type {kind!r} are not supported", "BPE and WordPiece are")
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             raise UnsupportedError(f"{path}: BPE with {key} {model[key]!r} is not supported")
