@@ -127,9 +127,18 @@ def test_a_template_that_hides_the_border_says_so() -> None:
     parts = template("{{ messages[0].content | reverse }}").render_parts([{"role": "user", "content": "<|x|>"}])
     assert parts == [(">|x|<", True)]
     assert not parts.contents_marked
-    everything = "".join(map(chr, range(0xFDD0, 0xFDF0)))
-    parts = template("{{ messages[0].content }}").render_parts([{"role": "user", "content": everything}])
-    assert not parts.contents_marked
+
+
+def test_no_text_hides_the_border() -> None:
+    everything = "".join(map(chr, (*range(0xFDD0, 0xFDF0), *range(0x100000, 0x10FF00)))) + "<|x|>"
+    parts = template("<|x|>{{ messages[0].content }}").render_parts([{"role": "user", "content": everything}])
+    assert parts == [("<|x|>", True), (everything, False)]
+    assert parts.contents_marked
+    last = "<|x|>{{ messages[0].content.split('</think>')[-1] }}<|x|>"
+    parts = template(last).render_parts([{"role": "user", "content": "<|x|></think>a<|x|>b"}])
+    assert parts.contents_marked
+    assert "".join(text for text, trusted in parts if trusted) == "<|x|>ab<|x|>"
+    assert "".join(text for text, trusted in parts if not trusted) == "<|x|>"
 
 
 def test_a_chat_in_token_ids() -> None:

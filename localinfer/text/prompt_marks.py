@@ -13,7 +13,8 @@ from typing import Any
 
 from localinfer.errors import LocalInferError
 
-_NONCHARACTERS = range(0xFDD0, 0xFDF0)  # Unicode reserves them for uses such as this
+# Unicode reserves the first for uses such as this, and the others for private use: more than a message can hold.
+_MARKS = (range(0xFDD0, 0xFDF0), range(0x100000, 0x10FFFE))
 # Text that could be a special token: <...>, <|...|>, [...].
 _TOKEN_LIKE = re.compile(r"<[^<>\s][^<>\n]{0,78}>|\[[^\[\]\s]{1,40}\]")
 _STRUCTURE = frozenset(("role", "type"))  # templates compare these
@@ -59,8 +60,8 @@ class Marker:
             return text
 
         copied(given, collect)
-        free = [chr(c) for c in _NONCHARACTERS if chr(c) not in seen]
-        self._begin, self._end = free[:2] if len(free) > 1 else ("", "")
+        free = (chr(code) for codes in _MARKS for code in codes if chr(code) not in seen)
+        self._begin, self._end = next(free, ""), next(free, "")
         self._whole_contents = whole_contents
         self._texts: set[str] = set()
         self.marked = copied(given, self._mark)  # of the same form as `given`
@@ -71,11 +72,11 @@ class Marker:
         None if contents were marked as a whole and a template took one apart, if it turned one around, or if no
         characters were left for marks.
         """
-        if not self._begin:
+        if not self._end:
             return None
         parts: list[tuple[str, bool]] = []
         pieces = re.split(f"([{self._begin}{self._end}])", rendered)  # text, mark, text, mark, ..., text
-        index, open_marks = 0, 0
+        index, begin_cut = 0, False  # whether the last text that was cut has lost its begin
         while index < len(pieces):
             if pieces[index]:
                 parts.append((pieces[index], True))
@@ -85,9 +86,9 @@ class Marker:
                 index += 4
                 continue
             if marks:  # a text was cut
-                open_marks += 1 if marks[0] == self._begin else -1
-                if self._whole_contents or open_marks < 0:
+                if self._whole_contents or (begin_cut and marks[0] == self._begin):
                     return None
+                begin_cut = marks[0] == self._end
                 parts.append(("", False))
             index += 2
         return parts
