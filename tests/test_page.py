@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from browsing import Person, chromium
 from gated_steps import Gate
 from localinfer import LLM
 from localinfer.server.page import FOLDER, Page, wants_page
@@ -24,7 +23,6 @@ from test_server_tools import CALLING, TEMPLATE, TOOLS
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
 KEY = "a-long-secret"
 SMALL = 100_000  # bytes of all files together
-PATIENCE = 30_000  # milliseconds: the machine may be busy
 HOSTILE = [
     "# <b>Bold</b>\n\n",
     "<script>document.title='taken'</script>",
@@ -183,59 +181,8 @@ def test_the_files_load_nothing_from_elsewhere_and_make_no_markup() -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    try:
-        from playwright.sync_api import expect, sync_playwright
-    except ImportError:
-        pytest.skip("playwright is not installed")
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path is None:
-        pytest.skip("there is no chromium here")
-    expect.set_options(timeout=PATIENCE)
-    arguments = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=path, args=arguments, timeout=PATIENCE)
+    with chromium() as launched:
         yield launched
-        launched.close()
-
-
-class Person:
-    """Somebody who uses the page. What the browser complains about is in `complaints`."""
-
-    def __init__(self, browser: Any, url: str, **options: Any) -> None:
-        self.context = browser.new_context(**{"viewport": {"width": 1100, "height": 800}, **options})
-        self.context.set_default_timeout(PATIENCE)
-        self.page = self.context.new_page()
-        self.complaints: list[str] = []
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.goto(url)
-        self.expect("#model").to_have_value("tiny")
-
-    def expect(self, selector: str) -> Any:
-        from playwright.sync_api import expect
-
-        return expect(self.page.locator(selector))
-
-    def send(self, text: str) -> None:
-        self.page.locator("#input").fill(text)
-        self.page.locator("#input").press("Enter")
-
-    def ask(self, text: str) -> None:
-        """Sends it, and waits for the end of the answer."""
-        answers = self.page.locator(".message.assistant").count()
-        self.send(text)
-        self.expect(".message.assistant").to_have_count(answers + 1)
-        self.answered()
-
-    def answered(self) -> None:
-        self.expect("#stop").to_be_hidden()
-        self.expect(".message.assistant[aria-busy=true]").to_have_count(0)
-
-    def told(self) -> str:
-        return str(self.page.locator("#live").text_content())
-
-    def scrolls_sideways(self) -> bool:
-        return bool(self.page.evaluate("document.documentElement.scrollWidth > innerWidth"))
 
 
 @pytest.fixture
