@@ -202,7 +202,7 @@ def test_old_and_new_spellings_of_rope_mean_the_same(tmp_path: Path) -> None:
 
 
 def test_the_tables_know_the_same_families() -> None:
-    assert {family.architecture for family in FAMILIES.values()} == set(RECORDERS)
+    assert {family.architecture for family in FAMILIES.values()} == set(RECORDERS) - {"bert", "nomic-bert"}
     assert PAIRS_ADJACENT == PERMUTED
     assert NORMS_LESS_ONE == NORMS_PLUS_ONE
     assert set(RECORDERS) >= NORMS_AROUND

@@ -383,7 +383,7 @@ _OTHER_SPLIT = {"type": "Split", "pattern": {"Regex": r"\w+"}, "behavior": "Isol
 @pytest.mark.parametrize(
     ("name", "place", "value", "error", "words"),
     [
-        ("gpt-2", ("model", "type"), "WordPiece", UnsupportedError, "type 'WordPiece'"),
+        ("gpt-2", ("model", "type"), "WordLevel", UnsupportedError, "type 'WordLevel'"),
         ("gpt-2", ("model", "vocab"), [["a", 0.0]], UnsupportedError, "type 'BPE'"),
         ("gpt-2", ("model", "vocab"), 3, FormatError, r"model\.vocab is missing"),
         ("gpt-2", ("model", "vocab", "a"), "x", FormatError, "token 'a' has the id 'x'"),

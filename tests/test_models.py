@@ -27,6 +27,7 @@ from localinfer.kernels.base import Executable, LoadConfig, batch_of
 from localinfer.kernels.program import Attention, KvLayer, Linear, Program, Rope, Softcap
 from localinfer.kernels.reference.backend import Emulation, ReferenceBackend
 from localinfer.models import FAMILIES, record, refuse_unused
+from tiny_encoders import TINY_ENCODERS
 from tiny_models import TINY_MODELS, TinyModel, by_name, transformers_logits, write_gguf
 
 FIXTURES = Path(__file__).parent / "data" / "llama_cpp"
@@ -179,7 +180,8 @@ def test_the_table_of_families_and_the_folder_agree() -> None:
     folder = Path(localinfer.models.__path__[0])
     shared = {"__init__", "base", "decoder", "recorder", "rope"}
     assert set(FAMILIES.values()) == {path.stem for path in folder.glob("*.py")} - shared
-    assert {m.architecture for m in TINY_MODELS} == set(FAMILIES), "every family has a tiny model"
+    tiny = {m.architecture for m in TINY_MODELS} | {m.architecture for m in TINY_ENCODERS}
+    assert tiny == set(FAMILIES), "every family has a tiny model"
 
 
 def test_recording_imports_no_heavy_package(file_of: Callable[[TinyModel], Path]) -> None:
@@ -307,7 +309,7 @@ def test_rope_factors_must_fit_and_be_positive(factors: list[float]) -> None:
 def test_an_unknown_architecture_is_told_which_are_known() -> None:
     with pytest.raises(UnsupportedError, match="'mamba' is not supported") as error:
         record({"general.architecture": "mamba"}, FakeTensors({}))
-    assert "gemma2, gemma3, granite, llama, olmo2, phi3, qwen2, qwen3, smollm3" in error.value.hint
+    assert "gemma2, gemma3, granite, llama, nomic-bert, olmo2, phi3, qwen2, qwen3, smollm3" in error.value.hint
     with pytest.raises(FormatError, match=r"general\.architecture"):
         record({}, FakeTensors({}))
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from localinfer.checkpoints.config import Description, Reader, float32
 from localinfer.errors import FormatError, LocalInferError, UnsupportedError
-from localinfer.models.bert import ACTIVATIONS
 
 # "architectures" in config.json -> what is not used of the weights beside the encoder
 _MASKED = ("pooler.", "cls.predictions.", "cls.seq_relationship.")
@@ -19,6 +18,7 @@ ENCODERS: Mapping[str, tuple[str, ...]] = {
     "BertForPreTraining": _MASKED,
     "BertForSequenceClassification": (),
 }
+_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # models/bert.py
 _RANKS = "BertForSequenceClassification"
 # Numbers of pooling_type (include/llama.h of llama.cpp), by the flags of sentence-transformers' 1_Pooling/config.json.
 _POOLING = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
@@ -44,16 +44,16 @@ def describe_encoder(config: Mapping[str, Any], name: str, path: Path) -> Descri
         "attention.head_count": read.integer("num_attention_heads"),
         "attention.layer_norm_epsilon": float32(read.number("layer_norm_eps")),
         "attention.causal": False,
-        "token_type_count": read.integer("type_vocab_size", 2),
     }.items():
         out.metadata[f"bert.{key}"] = value
+    out.metadata["tokenizer.ggml.token_type_count"] = read.integer("type_vocab_size", 2)
     for key in _HARMLESS:
         read.get(key)
     for key, needed in (("position_embedding_type", "absolute"), ("is_decoder", False), ("add_cross_attention", False)):
         if (found := read.get(key, needed)) != needed:
             raise UnsupportedError(f"{path}: {key} is {str(found)[:60]!r}, which is not supported")
     activation = read.get("hidden_act", "gelu")
-    if activation not in ACTIVATIONS:
+    if activation not in _ACTIVATIONS:
         raise UnsupportedError(f"{path}: the activation {str(activation)[:60]!r} is not supported for {name}")
     if activation != "gelu":
         out.metadata["bert.hidden_activation"] = activation
