@@ -8,9 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from localinfer.errors import UnsupportedError
 from localinfer.kernels.cpu.backend import CpuBackend
 from localinfer.kernels.cpu.native import isa_names
-from localinfer.kernels.program import Add, Embed, Linear, Matrix, Program, RmsNorm, Vector
+from localinfer.kernels.program import (
+    Activate,
+    Add,
+    Embed,
+    LayerNorm,
+    Linear,
+    Matrix,
+    Program,
+    RmsNorm,
+    TextAttention,
+    Vector,
+)
 from localinfer.kernels.reference.backend import ReferenceBackend
 from localinfer.kernels.reference.dequantize import dequantize_tensor
 from localinfer.kernels.types import TYPES
@@ -98,3 +110,66 @@ def test_a_part_of_a_norms_gain(tmp_path: Path) -> None:
     x = built.input(random((5, 48), 1))
     gain = Vector(built.vector(random((80,), 2)).name, 24, 30)
     check_op(built.program(built.add(RmsNorm, 48, x=x, weight=gain, eps=1e-5, group=24)), built)
+
+
+@pytest.mark.parametrize("width", [64, 200, 13])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_layer_norm(tmp_path: Path, width: int, has_bias: bool) -> None:
+    """Of rows whose mean is far from 0."""
+    built = OpProgram(tmp_path, 7)
+    x = built.input(random((7, width), 1, 3.0) + np.float32(20))
+    weight = built.vector(random((width,), 2))
+    bias = built.vector(random((width,), 3)) if has_bias else None
+    check_op(built.program(built.add(LayerNorm, width, x=x, weight=weight, bias=bias, eps=1e-5)), built)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_activations_without_a_gate(tmp_path: Path, activation: str) -> None:
+    """Row by row, and on the columns of a product."""
+    built = OpProgram(tmp_path, 19)
+    x = built.input(random((19, 64), 1, 3.0))
+    active = built.add(Activate, 64, x=x, activation=activation)
+    product = built.value(45)
+    built.add_op(Linear((product,), active, (built.matrix(random((45, 64), 2)),), (None,)))
+    check_op(built.program(built.add(Activate, 45, x=product, activation=activation)), built)
+
+
+@pytest.mark.parametrize("by", ["position", "type"])
+def test_tables_by_position_and_type(tmp_path: Path, by: str) -> None:
+    built = OpProgram(tmp_path, 19)
+    table = built.matrix(random((19, 64), 1))
+    built.input(random((19, 8), 2))  # the tokens' own
+    program = built.program(built.add(Embed, 64, table=table, by=by))
+    batch = whole(19)[0]
+    batch.tokens = array("i", reversed(range(19)))
+    batch.types = array("i", [(7 * i) % 19 for i in range(19)] if by == "type" else [])
+    expected = random((19, 64), 1)[batch.types or slice(None)]
+    for backend in (CpuBackend(), ReferenceBackend()):
+        np.testing.assert_array_equal(run(backend, program, built, [batch], built.config()), expected)
+    batch.types = array("i")
+    expected = random((19, 64), 1)[[0] * 19] if by == "type" else random((19, 64), 1)
+    np.testing.assert_array_equal(run(CpuBackend(), program, built, [batch], built.config()), expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 65, 300])
+@pytest.mark.parametrize(("heads", "head_dim"), [(3, 32), (2, 64), (1, 8)])
+def test_attention_over_a_whole_text(tmp_path: Path, tokens: int, heads: int, head_dim: int) -> None:
+    """Large scores, so that single keys take most of the weight; the last key counts as much as the first."""
+    built, width = OpProgram(tmp_path, tokens), heads * head_dim
+    q, k, v = (built.input(random((tokens, width), seed, 3.0)) for seed in (1, 2, 3))
+    program = built.program(built.add(TextAttention, width, q=q, k=k, v=v, n_heads=heads, scale=head_dim**-0.5))
+    expected = run(ReferenceBackend(emulate="cpu"), program, built, whole(tokens), built.config())
+    first = run(CpuBackend(isa_names()[0]), program, built, whole(tokens), built.config())
+    assert np.abs(first - expected).max() <= TOLERANCE * np.abs(expected).max()
+    for isa in isa_names():
+        for threads in (1, 3):
+            found = run(CpuBackend(isa), program, built, whole(tokens), built.config(threads=threads))
+            np.testing.assert_array_equal(found, first)
+
+
+def test_heads_that_fill_no_register_are_refused(tmp_path: Path) -> None:
+    built = OpProgram(tmp_path, 3)
+    x = built.input(random((3, 12), 1))
+    program = built.program(built.add(TextAttention, 12, q=x, k=x, v=x, n_heads=1, scale=1.0))
+    with pytest.raises(UnsupportedError, match="heads of 12 columns"):
+        CpuBackend().load(program, built.tensors, built.config())
