@@ -152,8 +152,8 @@ class ReferenceExecutable:
             case RmsNorm():
                 values[op.out] = ops.rms_norm(values[op.x], self._weight(op.weight), op.eps)
             case LayerNorm():
-                bias = None if op.bias is None else self._weight(op.bias)
-                values[op.out] = ops.layer_norm(values[op.x], self._weight(op.weight), bias, op.eps)
+                shift = None if op.bias is None else self._weight(op.bias)
+                values[op.out] = ops.layer_norm(values[op.x], self._weight(op.weight), shift, op.eps)
             case Linear():
                 for out, matrix, bias in zip(op.outs, op.matrices, op.biases, strict=True):
                     values[out] = self._linear(values[op.x], matrix, bias)
@@ -209,8 +209,8 @@ class ReferenceExecutable:
     def _text_attention(self, op: TextAttention, q: Tensor, k: Tensor, v: Tensor, rows: _Rows) -> Tensor:
         out = torch.empty_like(q)
         for part, _ in rows.sequences:
-            text = [x[part].double() if self._emulate == "cpu" else x[part] for x in (q, k, v)]
-            out[part] = ops.text_attention(*text, op.n_heads, op.scale).float()
+            queries, keys, values = (x[part].double() if self._emulate == "cpu" else x[part] for x in (q, k, v))
+            out[part] = ops.text_attention(queries, keys, values, op.n_heads, op.scale).float()
         return out
 
     def _check(self, batch: Batch, max_rows: int) -> None:

@@ -151,7 +151,7 @@ def describe(config: Mapping[str, Any], path: Path) -> Description:
     name = names[0] if isinstance(names, list) and names else None
     from localinfer.checkpoints.encoders import ENCODERS, describe_encoder
 
-    if name in ENCODERS:
+    if isinstance(name, str) and name in ENCODERS:
         return describe_encoder(config, name, path)
     if name not in FAMILIES:
         raise UnsupportedError(

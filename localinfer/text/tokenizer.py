@@ -105,7 +105,8 @@ class Tokenizer:
     def encode_pair(self, first: str, second: str, longest: int | None = None) -> tuple[array[int], int]:
         """Two texts as encoders see them that were trained on pairs, and where the second begins.
 
-        The second is cut to its `longest` first tokens. BERT's form: [CLS] first [SEP] second [SEP]. UnsupportedError if texts do not end with a token of their own.
+        The second is cut to its `longest` first tokens. BERT's form: [CLS] first [SEP] second [SEP]. UnsupportedError
+        if texts do not end with a token of their own.
         """
         if self._last is None:
             raise UnsupportedError("this vocabulary has no token between two texts", "choose a model that ranks texts")
