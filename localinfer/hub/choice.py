@@ -36,6 +36,8 @@ _CONFIGURATION = {
     "hf_quant_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "modules.json",
+    "1_Pooling/config.json",
     "tokenizer.model",
     "spiece.model",
     "sentencepiece.bpe.model",

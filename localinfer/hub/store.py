@@ -95,7 +95,7 @@ def model_file(name: str) -> Path | None:
     except OSError:
         pass
     try:
-        files = sorted(entry.path for entry in os.scandir(folder) if entry.name.endswith(".gguf"))
+        files = sorted(entry.path for entry in os.scandir(folder) if entry.name.endswith((".gguf", ".safetensors")))
     except OSError:
         return None
     return Path(files[0]) if len(files) == 1 or "-00001-of-" in "".join(files[:1]) else None

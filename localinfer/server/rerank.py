@@ -58,7 +58,9 @@ def ranks(llm: LLM) -> bool:
 
 
 def _pooling(llm: LLM) -> Pooling | None:
-    """How the model makes embeddings, if it was made for that: its file says so."""
+    """How the model makes embeddings, if it was made for that: it is an encoder, or its file says so."""
+    if llm.purpose == "embedding":
+        return llm.pooling
     kind = llm.metadata.get(f"{llm.metadata.get('general.architecture')}.pooling_type", _NO_POOLING)
     return POOLING_TYPES.get(kind) if isinstance(kind, int) and kind != _NO_POOLING else None
 
