@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -130,3 +131,28 @@ def test_what_cannot_be_kept_is_a_400(server: Served, fields: dict[str, Any], wo
     error = refusal(server, **fields)
     assert words in error["message"]
     assert error["param"] == param
+
+
+def test_an_answer_does_not_end_in_its_thought(tmp_path: Path) -> None:
+    """Where what follows a thought is bound, the model cannot end before it has said it."""
+    from test_server_tools import TEMPLATE
+
+    with served_scripted(tmp_path, context=256, template=TEMPLATE) as found:
+        body = {"messages": HELLO, "temperature": 0, **SCHEMAS[0], "max_tokens": 40}
+        choice = httpx.post(f"{found.url}/v1/chat/completions", json=body, timeout=60).json()["choices"][0]
+        assert choice["message"]["reasoning_content"]
+        assert choice["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        ("root ::= root", "no answer fits the grammar"),
+        ("root ::= x\nx ::= x x", "no answer fits the grammar"),
+        ('root ::= "a" root', "the answer cannot go on by its grammar: parser error: Too many items"),
+    ],
+)
+def test_a_grammar_that_leads_nowhere_is_a_400(server: Served, grammar: str, words: str) -> None:
+    message = refusal(server, grammar=grammar)["message"]
+    assert words in message
+    assert "<state>" not in message

@@ -21,6 +21,7 @@ from localinfer.engine.pooling import Pooling
 from localinfer.engine.request import Output, Request, TextDecoder
 from localinfer.engine.sampling import SamplingParams
 from localinfer.errors import LocalInferError
+from localinfer.text.grammar import GrammarFailure
 
 LONGEST_RETRY = 60  # seconds
 
@@ -145,6 +146,8 @@ class Answers:
 
 def _failure(request: Request) -> Exception:
     error = request.error or RuntimeError("a request failed and does not say why")
+    if isinstance(error, GrammarFailure):  # the request's own fault
+        return error
     return EngineFailedError(error.message, error.hint) if isinstance(error, LocalInferError) else error
 
 

@@ -252,8 +252,8 @@ class _Forced:
 class _Thinking:
     """A thought, up to the mark that closes it; after `budget` tokens (None: any number) the mark is forced.
 
-    If what follows is `bound`, nothing but white space may stand behind the mark in its last token, and the tokens that
-    the model learned to be there, `after`, are forced.
+    If what follows is `bound`, the answer cannot end here, nothing but white space may stand behind the mark in its last
+    token, and the tokens that the model learned to be there, `after`, are forced.
     """
 
     complete = False
@@ -277,10 +277,12 @@ class _Thinking:
         self._bound = bound
 
     def allowed(self) -> array[int] | None:
-        banned = 0
-        for begun in self._mark.begun() if self._bound else ():
+        if not self._bound:
+            return None
+        banned = self._tokens.ending
+        for begun in self._mark.begun():
             banned |= self._tokens.going_beyond(begun.rest, white=False)
-        return self._tokens.all_but(banned) if banned else None
+        return self._tokens.all_but(banned)
 
     def accept(self, token: int) -> _Stage:
         found = self._mark.push(self._tokens.text(token), token)
@@ -514,6 +516,7 @@ class _Tokens:
         self._words = words_of(max(tokenizer.vocab_size, vocab_size))
         self._vocab_size = vocab_size
         self._beyond: dict[tuple[bytes, bool], int] = {}
+        self.ending = sum(1 << token for token in tokenizer.stop_ids)  # an answer
 
     def text(self, token: int) -> bytes:
         return self._tokenizer.token_bytes(token)

@@ -91,6 +91,10 @@ def _decoded(text: str) -> Any:
         raise LocalInferError(f"it is no JSON: {error}") from error
 
 
+class GrammarFailure(LocalInferError):
+    """A grammar leads nowhere: nothing fits what has come so far, or it has become too complex to go on."""
+
+
 class Matcher:
     """How far one answer has come in its grammar. One thread uses it."""
 
@@ -105,7 +109,7 @@ class Matcher:
     def allowed(self) -> array[int]:
         """A bit per token of the vocabulary, words of 32, the lowest bit first; valid until the next call.
 
-        LocalInferError if the grammar has become too complex to go on.
+        GrammarFailure if the grammar has become too complex to go on.
         """
         self._matcher.unsafe_compute_mask_ptr(self._bits.buffer_info()[0], self._filled)
         self._check()
@@ -139,7 +143,7 @@ class Matcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise LocalInferError(f"the answer cannot go on by its {self._name}: {_words(self._matcher.get_error())}")
+            raise GrammarFailure(f"the answer cannot go on by its {self._name}: {_words(self._matcher.get_error())}")
 
 
 class Grammars:
@@ -201,6 +205,10 @@ class Grammars:
             raise LocalInferError(f"the {grammar.name} cannot be used: {_words(matcher.get_error())}")
         if warnings := matcher.get_grammar_warnings():  # it would be enforced in part only
             raise LocalInferError(f"the {grammar.name} cannot be enforced in full: {_words(warnings[0])}")
+        try:
+            Matcher(matcher.deep_copy(), self._native, self._vocab_size, grammar.name).allowed()
+        except GrammarFailure as error:
+            raise LocalInferError(f"no answer fits the {grammar.name}") from error
         return matcher
 
 
@@ -247,6 +255,6 @@ def words_of(bits: int) -> int:
 
 
 def _words(complaint: str) -> str:
-    """llguidance's complaint in one line, without the marks that point into the lines above them."""
-    lines = [line.strip() for line in complaint.splitlines() if line.strip(" ^|")]
+    """llguidance's complaint in one line, without its state and the marks that point into the lines above them."""
+    lines = [line.strip() for line in complaint.partition("<state>")[0].splitlines() if line.strip(" ^|")]
     return " ".join(lines)[:500] or "llguidance gives no reason"
