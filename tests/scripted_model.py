@@ -2,12 +2,12 @@
 
 Embeddings are one-hot, attention and feed-forward add nothing, and row n of the output matrix is 1 at the tokens that
 token n follows. So the answer to any message is ANSWER, except that one with "forever" in it is answered by TICK
-again and again, and one with "colours" by text with terminal control codes.
+again and again, and one with "colours" by text with terminal control codes. Templates can lead to further answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -35,13 +35,18 @@ def write_scripted_model(
     context: int = 4096,
     extra_tensor: str = "",
     answer: Sequence[str] = ANSWER,
+    answers: Mapping[str, Sequence[str]] | None = None,
 ) -> Path:
     """Writes the model; with an empty `template` it has none, and `extra_tensor` names one that no op reads.
 
-    `answer` are the pieces of what it answers, no two alike.
+    `answer` are the pieces of what it answers. `answers` are further ones: what follows when a prompt ends with the
+    special token "<|NAME|>". No two pieces are alike.
     """
-    pieces = SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)] + [*answer, *COLOURS, TICK]
-    kinds = [2, *[3] * (len(SPECIAL) - 1), *[6] * 256, *[1] * (len(answer) + len(COLOURS) + 1)]
+    further = {f"<|{name}|>": chain for name, chain in (answers or {}).items()}
+    special = [*SPECIAL, *further]
+    said = [*answer, *COLOURS, TICK, *(piece for chain in further.values() for piece in chain)]
+    pieces = special + [f"<0x{byte:02X}>" for byte in range(256)] + said
+    kinds = [2, *[3] * (len(special) - 1), *[6] * 256, *[1] * len(said)]
     ids = {piece: number for number, piece in enumerate(pieces)}
     output = np.zeros((len(pieces), HIDDEN), np.float32)
 
@@ -52,6 +57,8 @@ def write_scripted_model(
     follow(["<|assistant|>", *answer, "<|end|>"])
     follow(["<|colours|>", *COLOURS, "<|end|>"])
     follow(["<|forever|>", TICK, TICK])
+    for begin, chain in further.items():
+        follow([begin, *chain, "<|end|>"])
     for byte in range(256):  # without a template: text is followed by the answer
         follow([f"<0x{byte:02X}>", answer[0]])
     embedding = np.zeros((len(pieces), HIDDEN), np.float32)

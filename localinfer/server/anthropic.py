@@ -16,7 +16,7 @@ from starlette.responses import Response
 from localinfer.engine.request import Choice, Output, Request
 from localinfer.engine.thread import Job
 from localinfer.server.answers import AnswerForm
-from localinfer.server.conversation import Conversation
+from localinfer.server.conversation import Conversation, prompt_of
 from localinfer.server.errors import ApiError, anthropic_error, invalid
 from localinfer.server.fields import Body, read_body
 from localinfer.server.generation import generate
@@ -41,6 +41,7 @@ from localinfer.server.schemas.chat import (
     NamedTool,
     Tool,
 )
+from localinfer.server.schemas.sampling import JsonSchemaFormat, ResponseFormat
 from localinfer.server.streaming import event
 from localinfer.text.answer_reader import Call, Piece, Reader, Said
 
@@ -67,7 +68,8 @@ async def count_tokens(http: HttpRequest) -> Response:
                 tools = _tools(body.fields)
                 variables = AnswerForm(fields, tools, model.llm).variables
                 messages = _messages(body.fields)
-                return len(model.llm.chat_tokens(messages, {**_thinking(body.fields), **variables}))
+                variables = {**_thinking(body.fields), **_effort(body.fields, model), **variables}
+                return len(prompt_of(model.llm, messages, variables)[0])
 
             answer = TokenCount(await asyncio.to_thread(count))
     return Response(msgspec.json.encode(answer), media_type="application/json", headers=body.headers)
@@ -82,8 +84,11 @@ class MessagesTask(Conversation):
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, body: Body[Any], model: ServedModel) -> None:
-        if _has_billing_header(body.fields.system):
-            body = replace(body, unknown=(*body.unknown, "system (a billing header)"))
+        asked: MessagesRequest = body.fields
+        if _has_billing_header(asked.system):
+            body = replace(body, unknown=(*body.unknown, "system.billing-header"))
+        if asked.output_config is not None and asked.output_config.effort and not _effort(asked, model):
+            body = replace(body, unknown=(*body.unknown, "output_config.effort"))
         super().__init__(body, model)
 
     def translated(self) -> ChatCompletionRequest:
@@ -91,7 +96,7 @@ class MessagesTask(Conversation):
 
     def jobs(self) -> list[Job]:
         asked: MessagesRequest = self.body.fields
-        return self.ask(_messages(asked), _tools(asked), _thinking(asked))
+        return self.ask(_messages(asked), _tools(asked), {**_thinking(asked), **_effort(asked, self.model)})
 
     def start(self, requests: list[Request]) -> None:
         super().start(requests)
@@ -220,6 +225,7 @@ def _translated(asked: CountTokensRequest) -> ChatCompletionRequest:
         wanted = {"auto": "auto", "any": "required", "none": "none"}.get(choice.type)
         if choice.type == "tool":
             wanted = NamedTool(function=NamedFunction(name=choice.name or ""))
+    form = asked.output_format or (asked.output_config.format if asked.output_config is not None else None)
     sampling: dict[str, Any] = {}
     if isinstance(asked, MessagesRequest):
         names = ("max_tokens", "temperature", "top_p", "top_k", "stream")
@@ -233,6 +239,9 @@ def _translated(asked: CountTokensRequest) -> ChatCompletionRequest:
         tool_choice=wanted,
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         thinking_budget=asked.thinking.budget_tokens if asked.thinking is not None else None,
+        response_format=None
+        if form is None
+        else ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=form.schema)),
         **sampling,
     )
 
@@ -251,6 +260,14 @@ def _tools(asked: CountTokensRequest) -> list[dict[str, Any]]:
 def _thinking(asked: CountTokensRequest) -> dict[str, Any]:
     """Anthropic's models think only if they are told to."""
     return {"enable_thinking": asked.thinking is not None and asked.thinking.type != "disabled"}
+
+
+def _effort(asked: CountTokensRequest, model: ServedModel) -> dict[str, Any]:
+    """How hard the model should think, if its chat template reads that. Clients always say it."""
+    template, config = model.llm.chat_template, asked.output_config
+    if config is None or config.effort is None or template is None or "reasoning_effort" not in template.source:
+        return {}
+    return {"reasoning_effort": config.effort}
 
 
 def _messages(asked: CountTokensRequest) -> list[dict[str, Any]]:

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from localinfer.engine.llm import LLM
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.thread import Job
 from localinfer.server.answers import AnswerForm
 from localinfer.server.errors import invalid
 from localinfer.server.generation import Task
+from localinfer.server.messages import alternating, has_late_system, shows_late_system
 from localinfer.server.parameters import room_for_answer, sampling_params
 from localinfer.server.schemas.chat import ChatCompletionRequest
+from localinfer.text.chat_template import TemplateRefusal
 
 
 class Conversation(Task[ChatCompletionRequest]):
@@ -34,7 +37,9 @@ class Conversation(Task[ChatCompletionRequest]):
         self.form = AnswerForm(fields, tools, llm)
         budget = thinking_budget(fields)
         variables = {**_of_budget(budget, llm.chat_template.source), **variables, **self.form.variables}
-        prompt = llm.chat_tokens(messages, variables)
+        prompt, changed = prompt_of(llm, messages, variables)
+        if changed:
+            self.body = replace(self.body, unknown=(*self.body.unknown, "messages.role"))
         self.form.look_at(prompt)
         calls = self.form.calls()
         if self.form.unbound:
@@ -65,6 +70,24 @@ class Conversation(Task[ChatCompletionRequest]):
             params = params.changed(thought=llm.thought(prompt))
         self.prepare(params)
         return [Job(prompt, params, self.form.decoder(self.skip_special), fields.priority or 0)]
+
+
+def prompt_of(llm: LLM, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]) -> tuple[Sequence[int], bool]:
+    """The prompt of a conversation, and whether its roles had to change for that.
+
+    Coding agents send several messages of the user in a row, and words of the system between them. Templates that
+    refuse that, or pass over it, get the same words in an order of roles that they take.
+    """
+    assert llm.chat_template is not None
+    taking_turns = alternating(messages)
+    if taking_turns == list(messages):
+        return llm.chat_tokens(messages, variables), False
+    if has_late_system(messages) and not shows_late_system(llm.chat_template):
+        return llm.chat_tokens(taking_turns, variables), True
+    try:
+        return llm.chat_tokens(messages, variables), False
+    except TemplateRefusal:
+        return llm.chat_tokens(taking_turns, variables), True
 
 
 def thinking_budget(fields: ChatCompletionRequest) -> int | None:

@@ -101,9 +101,10 @@ def ollama_error(error: ApiError) -> bytes:
 
 
 def anthropic_error(error: ApiError) -> bytes:
-    """The error as Anthropic's clients expect it."""
+    """The error as Anthropic's clients expect it: agents know a prompt that is too long by these words, and compact."""
+    message = error.message if error.code != "context_length_exceeded" else f"prompt is too long: {error.message}"
     kind = _ANTHROPIC_KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return msgspec.json.encode(AnthropicError(AnthropicErrorDetail(kind, error.message)))
+    return msgspec.json.encode(AnthropicError(AnthropicErrorDetail(kind, message)))
 
 
 def _field(message: str) -> str | None:

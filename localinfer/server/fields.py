@@ -23,7 +23,10 @@ UNKNOWN_FIELDS_HEADER = "x-localinfer-unknown-fields"
 HARMLESS = frozenset(
     (
         "client_metadata",
+        "context_management",
+        "diagnostics",
         "include",
+        "inference_geo",
         "keep_alive",
         "cache_prompt",
         "metadata",
@@ -37,12 +40,15 @@ HARMLESS = frozenset(
         "safety_identifier",
         "service_tier",
         "spaces_between_special_tokens",
+        "speed",
         "sse_ping_interval",
         "store",
         "t_max_prompt_ms",
         "truncate",
         "user",
+        "user_profile_id",
         "verbose",
+        "workspace_id",
     )
 )
 # Fields that we know and do not serve, or not at every endpoint, with the values beside null that ask for nothing.
@@ -55,6 +61,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "chat_template": ("",),
     "chat_template_kwargs": ({},),
+    "container": (),
     "conversation": (),
     "continue_final_message": (False,),
     "documents": ([],),
@@ -72,6 +79,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "json_schema": (),
     "lora": ([],),
     "max_completion_tokens": (),
+    "mcp_servers": ([],),
     "messages": (),
     "min_keep": (0,),
     "mirostat": (0,),

@@ -93,6 +93,10 @@ class ChatTemplate:
             return str(_run("rendered", lambda: render(self._compiled, copied({**variables, "tools": []}))))
 
 
+class TemplateRefusal(LocalInferError):
+    """The template refuses the messages: their roles, or the order of them."""
+
+
 class TemplateFailure(LocalInferError):
     """The template broke: it did not refuse the messages, it could not cope with them."""
 
@@ -151,7 +155,7 @@ def _run(what: str, action: Callable[[], Any]) -> Any:
     except LocalInferError:
         raise
     except RaisedByTemplate as error:
-        raise LocalInferError(
+        raise TemplateRefusal(
             f"the model's chat template refuses these messages: {error}",
             "change the roles, their order, or what else it names",
         ) from None

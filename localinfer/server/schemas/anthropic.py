@@ -55,8 +55,22 @@ class Thinking(msgspec.Struct, kw_only=True):
     budget_tokens: Count | None = None
 
 
+class OutputFormat(msgspec.Struct, kw_only=True):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    schema: JsonObject
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """What an answer has to look like. `effort` reaches the chat template; a header says if that does not read it."""
+
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
 class CountTokensRequest(msgspec.Struct, kw_only=True):
-    """What a prompt is made of."""
+    """What a prompt is made of. `output_format` is the older name of `output_config.format`."""
 
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
     model: str | None = None
@@ -64,6 +78,8 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     tools: Annotated[list[CustomTool], Meta(max_length=512)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
