@@ -61,10 +61,15 @@ PLACE = {
     "additionalProperties": False,
     "$defs": {"Level": {"enum": [1, 2, 3]}},
 }
+# Closed, all of them: no grammar keeps keys that nobody named from coming twice, and an answer with such is no call.
 TOOLS: dict[str, Any] = {
     "place": PLACE,
-    "clock": {"type": "object", "properties": {}},
-    "free": {"type": "object", "properties": {"text": {"type": "string"}, "also": {"type": "string"}}},
+    "clock": {"type": "object", "properties": {}, "additionalProperties": False},
+    "free": {
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "also": {"type": "string"}},
+        "additionalProperties": False,
+    },
 }
 
 
