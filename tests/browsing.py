@@ -34,7 +34,7 @@ def chromium() -> Iterator[Any]:
 class Person:
     """Somebody who uses the page. What the browser complains about is in `complaints`."""
 
-    def __init__(self, browser: Any, url: str, **options: Any) -> None:
+    def __init__(self, browser: Any, url: str, *, model: str = "tiny", **options: Any) -> None:
         self.context = browser.new_context(**{"viewport": {"width": 1100, "height": 800}, **options})
         self.context.set_default_timeout(PATIENCE)
         self.page = self.context.new_page()
@@ -42,7 +42,7 @@ class Person:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
         self.page.goto(url)
-        self.expect("#model").to_have_value("tiny")
+        self.expect("#model").to_have_value(model)
 
     def expect(self, selector: str) -> Any:
         from playwright.sync_api import expect

@@ -252,8 +252,8 @@ class _Forced:
 class _Thinking:
     """A thought, up to the mark that closes it; after `budget` tokens (None: any number) the mark is forced.
 
-    If what follows is `bound`, the answer cannot end here, nothing but white space may stand behind the mark in its last
-    token, and the tokens that the model learned to be there, `after`, are forced.
+    If what follows is `bound`, the answer cannot end here, nothing but white space may stand behind the mark in its
+    last token, and the tokens that the model learned to be there, `after`, are forced.
     """
 
     complete = False
