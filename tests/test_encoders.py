@@ -17,6 +17,7 @@ import pytest
 
 from localinfer import LLM
 from localinfer.checkpoints import open_model
+from localinfer.cli.main import execute
 from localinfer.errors import ContextLengthError, FormatError, LocalInferError, UnsupportedError
 from localinfer.formats.gguf import open_gguf
 from localinfer.kernels.base import Batch, Executable, LoadConfig
@@ -287,6 +288,25 @@ def test_scores_are_those_of_transformers(tmp_path: Path) -> None:
         with pytest.raises(ContextLengthError, match=str(POSITIONS)):
             llm.rank(query, ["x", "a " * 400])
         assert llm.rank(query, documents[:1]) == llm.rank(query, documents)[:1]
+
+
+def test_an_encoder_is_quantized_and_verified_but_not_measured(
+    file_of: FileOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, made = str(file_of(encoder("bert"))), str(tmp_path / "q8.gguf")
+    assert execute(["quantize", source, "--to", "q8_0", "-o", made]) == 0
+    assert "the model is an encoder: it predicts no text" in capsys.readouterr().out
+    with open_gguf(Path(made)) as file:
+        types = {name: file.tensor(name).type.name for name in file.tensors}
+    assert types["blk.0.ffn_up.weight"] == "Q8_0"
+    assert types["position_embd.weight"] == types["token_types.weight"] == "F32"
+    assert execute(["verify", made, "--source", source]) == 0
+    assert "PROVEN" in capsys.readouterr().out
+    with LLM(source, threads=1) as full, LLM(made, threads=1) as small:
+        assert np.dot(full.embed(TEXT), small.embed(TEXT)) > 0.99
+    for command in (["eval", made], ["run", made, "x"], ["quantize", source, "--to", "q4_0", "--calibrate", "default"]):
+        assert execute(command) == 1, command
+        assert "encoder" in capsys.readouterr().err
 
 
 # ---- the server ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
+from localinfer.engine.admission import HOW_TO_ASK, MADE_FOR
 from localinfer.engine.checks import wrong
 from localinfer.engine.engine import Engine
 from localinfer.engine.plan import Plan, Wishes, make_plan
@@ -89,9 +90,13 @@ def load_model(
     *,
     draft: ModelFile | None = None,
     backend: str = "auto",
+    encoders: bool = False,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Plans, reserves and loads, without an engine. Raises and tells as `load` does."""
+    """Plans, reserves and loads, without an engine. Raises and tells as `load` does.
+
+    UnsupportedError for a model that writes no text, unless `encoders` are welcome too.
+    """
     chosen, note = choose_backend(backend)
     notes = [note] if note else []
     notes += file.notes
@@ -101,6 +106,9 @@ def load_model(
             "a draft model must be a smaller model of the same family",
         )
     plan = make_plan(file, chosen, wishes, draft)
+    purpose = plan.program.purpose
+    if purpose != "text" and (draft or not encoders):
+        raise UnsupportedError(f"this model writes no text: {MADE_FOR[purpose]}", HOW_TO_ASK[purpose])
     if plan.config.context > plan.program.context_length:
         notes.append(
             f"a context of {plan.config.context} tokens is more than the {plan.program.context_length} "
@@ -141,7 +149,7 @@ def load(
     _check_speculation(speculation, draft)
     for note in tokenizer.notes:
         say(note)
-    model = load_model(file, wishes, draft=draft, backend=backend, progress=progress)
+    model = load_model(file, wishes, draft=draft, backend=backend, encoders=True, progress=progress)
     drafting = None
     if model.draft and model.plan.draft:
         size = model.plan.draft.program.vocab_size

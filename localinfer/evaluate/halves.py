@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from localinfer.engine.memory import free_memory
-from localinfer.errors import LocalInferError, MemoryPlanError
+from localinfer.errors import LocalInferError, MemoryPlanError, UnsupportedError
 from localinfer.evaluate.windows import Windows
 from localinfer.formats.model_file import ModelFile
 from localinfer.kernels.base import (
@@ -40,6 +40,18 @@ STEP_TOKENS = 256  # tokens of one step, of as many windows as they are in
 BLOCK_SIZE = 16
 LOGIT_BYTES = 32 * 2**20  # of logits in one step
 STATES = "states"  # name of the matrix that holds hidden states in the second half of a program
+
+
+def record_for(file: ModelFile, positions: int) -> Program:
+    """The program of a model that predicts text, for so many positions. UnsupportedError for an encoder."""
+    if record(file.metadata, file).purpose != "text":
+        raise UnsupportedError(
+            "the model is an encoder: it predicts no text by which it could be measured or calibrated",
+            "quantize it without --calibrate, and compare what it makes of your own texts",
+        )
+    program = record(file.metadata, file, positions)
+    refuse_unused(program, file.tensors)
+    return program
 
 
 def trunk(program: Program) -> Program:
@@ -107,8 +119,7 @@ def compute_states(
 
     MemoryPlanError if it does not fit what is free; LocalInferError for files that cannot be run.
     """
-    program = record(file.metadata, file, windows.size)
-    refuse_unused(program, file.tensors)
+    program = record_for(file, windows.size)
     states = States(program, windows.scored * len(windows.tokens))
     try:
         with running(trunk(program), file, backend, windows, kv_types, threads, loading) as executable:

@@ -25,13 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 from localinfer.checkpoints import open_model
 from localinfer.errors import FormatError, LocalInferError
-from localinfer.evaluate.halves import batches, running, trunk
+from localinfer.evaluate.halves import batches, record_for, running, trunk
 from localinfer.evaluate.windows import WINDOW, windows_of
 from localinfer.formats.model_file import ModelFile
 from localinfer.formats.safetensors import open_safetensors
 from localinfer.kernels import backend
 from localinfer.kernels.program import Linear, Program, Value
-from localinfer.models import record, refuse_unused
 from localinfer.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -197,8 +196,7 @@ def collect(
     """
     with ExitStack() as stack:
         file = stack.enter_context(open_model(model)) if isinstance(model, Path | str) else model
-        program = record(file.metadata, file, window)
-        refuse_unused(program, file.tensors)
+        program = record_for(file, window)
         windows = windows_of(load_tokenizer(file.metadata), text, window, most)
         total = windows.size * len(windows.tokens)
 
