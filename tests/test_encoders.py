@@ -304,7 +304,7 @@ def test_an_encoder_is_quantized_and_verified_but_not_measured(
     assert "PROVEN" in capsys.readouterr().out
     with LLM(source, threads=1) as full, LLM(made, threads=1) as small:
         assert np.dot(full.embed(TEXT), small.embed(TEXT)) > 0.99
-    for command in (["eval", made], ["run", made, "x"], ["quantize", source, "--to", "q4_0", "--calibrate", "default"]):
+    for command in (["eval", made], ["quantize", source, "--to", "q4_0", "--calibrate", "default"]):
         assert execute(command) == 1, command
         assert "encoder" in capsys.readouterr().err
 
