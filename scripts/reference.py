@@ -49,8 +49,9 @@ PUBLIC: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
         "localinfer",
         localinfer.LLM,
         (
-            *("generate", "stream", "chat", "chat_tokens", "embed", "tokenize", "detokenize"),
-            *("cancel", "detach", "close", "engine", "tool_format", "reasoning_format"),
+            *("generate", "stream", "chat", "chat_tokens", "embed", "rank", "tokenize", "detokenize"),
+            *("cancel", "detach", "close", "engine", "tool_format", "reasoning_format", "purpose", "pooling"),
+            *("thought", "prepare_grammars"),
         ),
     ),
     ("localinfer", SamplingParams, ("changed",)),
