@@ -18,6 +18,7 @@ import pytest
 from localinfer import LLM
 from localinfer.checkpoints import open_model
 from localinfer.cli.main import execute
+from localinfer.engine.pooling import unit_length
 from localinfer.errors import ContextLengthError, FormatError, LocalInferError, UnsupportedError
 from localinfer.formats.gguf import open_gguf
 from localinfer.kernels.base import Batch, Executable, LoadConfig
@@ -290,6 +291,23 @@ def test_scores_are_those_of_transformers(tmp_path: Path) -> None:
         assert llm.rank(query, documents[:1]) == llm.rank(query, documents)[:1]
 
 
+def test_short_texts_share_a_step_and_long_ones_wait_for_the_next(file_of: FileOf) -> None:
+    with LLM(file_of(encoder("bert")), threads=1) as llm:
+        lengths = (300, 300, 15, 320, 1, 2, 3)
+        alone = [llm.embed(ids) for ids in texts_of(*lengths)]
+        before = llm.engine.statistics.steps
+        requests = [llm.engine.add_embedding(ids) for ids in texts_of(*lengths)]
+        while llm.engine.has_work:
+            llm.engine.step()
+        assert llm.engine.statistics.steps - before == 4  # 300, then 300 and 15, then 320, then 1 to 3
+        assert [unit_length(request.embedding or array("f")) for request in requests] == alone
+        aborted, other = (llm.engine.add_embedding(ids) for ids in texts_of(300, 5))
+        llm.engine.abort(aborted.id)
+        while llm.engine.has_work:
+            llm.engine.step()
+        assert (aborted.finish_reason, other.finish_reason) == ("cancelled", "stop")
+
+
 def test_an_encoder_is_quantized_and_verified_but_not_measured(
     file_of: FileOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,6 +353,7 @@ def test_embeddings_over_http(client: httpx.Client, file_of: FileOf) -> None:
     with LLM(file_of(encoder("bert")), threads=1) as llm:
         expected = [[*llm.embed(text)] for text in texts]
     answer = client.post("/v1/embeddings", json={"input": texts}).json()
+    assert client.get("/v1/models").json()["data"][0]["capabilities"] == ["embedding", "rerank"]
     assert answer["pooling"] == "mean"
     assert [item["embedding"] for item in answer["data"]] == expected
     ollama = client.post("/api/embed", json={"model": answer["model"], "input": texts}).json()
@@ -359,7 +378,7 @@ def test_an_encoder_answers_nothing(client: httpx.Client, endpoint: str, body: d
     name = client.get("/v1/models").json()["data"][0]["id"]
     response = client.post(endpoint, json={"model": name, **body})
     assert response.status_code == 400, response.text
-    assert "encoder" in response.text
+    assert "it is an encoder" in response.text
 
 
 def test_reranking_over_http(ranker: httpx.Client, file_of: FileOf) -> None:
@@ -380,6 +399,7 @@ def test_reranking_over_http(ranker: httpx.Client, file_of: FileOf) -> None:
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
     cut = ranker.post("/v1/rerank", json=body | {"documents": ["a " * 400], "max_tokens_per_doc": 5})
     assert cut.status_code == 200
+    assert ranker.get("/v1/models").json()["data"][0]["capabilities"] == ["rerank"]
     refused = ranker.post("/v1/embeddings", json={"input": "x"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_model")
 

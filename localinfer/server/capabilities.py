@@ -13,14 +13,15 @@ def capabilities(llm: LLM) -> list[str]:
 
     The first call may take a while: its chat template is tried out.
     """
+    writes = llm.purpose == "text"
     found = {
-        "completion": True,
-        "chat": llm.chat_template is not None,
-        "embedding": True,
+        "completion": writes,
+        "chat": writes and llm.chat_template is not None,
+        "embedding": llm.purpose != "ranking",
         "rerank": ranks(llm),
-        "infill": llm.tokenizer.fill_in is not None,
-        "tools": llm.tool_format is not None,
-        "thinking": llm.reasoning_format is not None,
+        "infill": writes and llm.tokenizer.fill_in is not None,
+        "tools": writes and llm.tool_format is not None,
+        "thinking": writes and llm.reasoning_format is not None,
     }
     return [name for name, has in found.items() if has]
 

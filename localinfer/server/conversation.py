@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from localinfer.engine.admission import HOW_TO_ASK, MADE_FOR
 from localinfer.engine.llm import LLM
 from localinfer.engine.sampling import SamplingParams
 from localinfer.engine.thread import Job
@@ -28,6 +29,11 @@ class Conversation(Task[ChatCompletionRequest]):
     ) -> list[Job]:
         """The engine's job for these messages, as the chat template gets them. ApiError for what makes no sense."""
         fields, llm = self.fields, self.model.llm
+        if llm.purpose != "text":
+            raise invalid(
+                f"the model {self.model.name} does not chat: {MADE_FOR[llm.purpose]}; {HOW_TO_ASK[llm.purpose]}",
+                code="unsupported_model",
+            )
         if llm.chat_template is None:
             raise invalid(
                 f"the model {self.model.name} has no chat template, it is not made for conversations: ask "
