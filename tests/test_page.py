@@ -586,3 +586,161 @@ def test_everything_that_can_be_pressed_has_a_name(person: Person) -> None:
             .map((part) => part.outerHTML)"""
     )
     assert nameless == []
+
+
+# Texts with less contrast than WCAG 2.2 AA asks for (1.4.3: 4.5, of large ones 3), and icons that can be pressed
+# (1.4.11: 3). What is disabled or not shown is exempt. Colours are mixed as they lie on each other.
+FAINT = """() => {
+    const channels = (text) => {
+        const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
+        return [r, g, b, a];
+    };
+    const over = (top, below) => [0, 1, 2].map((at) => top[at] * top[3] + below[at] * (1 - top[3])).concat(1);
+    const light = (colour) => {
+        const [r, g, b] = colour.map((c) => (c <= 10.3 ? c / 3294.6 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (element) => {
+        const layers = [];
+        for (let at = element; at; at = at.parentElement) layers.push(channels(getComputedStyle(at).backgroundColor));
+        return layers.reverse().reduce((below, top) => over(top, below), [255, 255, 255, 1]);
+    };
+    const faint = [];
+    for (const element of document.querySelectorAll("body *")) {
+        const style = getComputedStyle(element);
+        const text = [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
+        const icon = element.matches("button svg");
+        const seen = element.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+        if (!(text || icon) || !seen || element.closest(":disabled, .unseen, .skip, option")) continue;
+        let opacity = 1;
+        for (let at = element; at; at = at.parentElement) opacity *= Number(getComputedStyle(at).opacity);
+        const back = behind(element);
+        const [r, g, b, a] = channels(style.color);
+        const [high, low] = [light(over([r, g, b, a * opacity], back)), light(back)].sort((x, y) => y - x);
+        const size = parseFloat(style.fontSize);
+        const least = icon || size >= 24 || (size >= 18.66 && style.fontWeight >= 700) ? 3 : 4.5;
+        const ratio = (high + 0.05) / (low + 0.05);
+        if (ratio < least) faint.push(`${ratio.toFixed(2)} ${element.outerHTML.slice(0, 90)}`);
+    }
+    return faint;
+}"""
+RICH = [
+    "# Title\n\nText with `code`, [a link](https://a.example) and *more*.\n\n> A quote\n\n",
+    "| a | b |\n|---|---|\n| 1 | 2 |\n\n- [x] done\n\n",
+    "```python\n# a comment\ndef f(x: int) -> str:\n    return 'text' + str(42)\n```\n",
+]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_has_enough_contrast(browser: Any, tmp_path: Path, scheme: str) -> None:
+    answer = ["<think>", "A thought", "</think>", *RICH]
+    with served(scripted(tmp_path, template=TEMPLATE, answer=answer), guard=True) as found:
+        person = Person(browser, found.url, color_scheme=scheme)
+        assert person.page.evaluate(FAINT) == []
+        person.ask("hello")
+        person.page.locator(".reasoning summary").click()
+        assert person.page.evaluate(FAINT) == []
+        person.page.route("**/v1/chat/completions", lambda route: route.abort())
+        person.ask("again")
+        person.expect(".failed").to_be_visible()
+        person.page.locator("#list li").hover()
+        person.page.get_by_label("Delete hello").click()
+        person.expect("#toast button").to_be_visible()
+        assert person.page.evaluate(FAINT) == []
+        person.page.locator("#open-settings").click()
+        assert person.page.evaluate(FAINT) == []
+        person.context.close()
+
+
+def test_the_speed_is_told_while_an_answer_comes(person: Person, server: Watched) -> None:
+    server.gate.close_gate(2)
+    person.send("forever")
+    person.expect(".message.assistant").to_contain_text("tick")
+    for _ in range(3):
+        server.gate.open_gate(1)
+        person.page.wait_for_timeout(60)
+    person.expect(".message.assistant[aria-busy=true] .stats").to_contain_text("tokens/s")
+    person.expect("#context-text").to_contain_text("~")
+    person.page.keyboard.press("Escape")
+    person.expect(".message.assistant .finish").to_have_text("Stopped.")
+
+
+def test_the_keyboard_reaches_everything_in_the_order_in_which_it_stands(person: Person) -> None:
+    person.ask("hello")
+    person.page.locator(".skip").focus()
+    found = []
+    while True:
+        assert person.page.evaluate("document.activeElement.checkVisibility({ opacityProperty: true })"), found
+        name = person.page.evaluate(
+            "document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent.trim()"
+        )
+        found.append(name)
+        if name == "Message" or len(found) == 40:
+            break
+        person.page.keyboard.press("Tab")
+    assert found == [
+        *("Skip to the message field", "New conversation", "Search conversations"),
+        *("hello", "Rename hello", "Delete hello", "Export", "Import", "Model", "Theme: as the system", "Settings"),
+        *("Copy message", "Edit", "Copy message", "Edit", "Answer again", "Message"),
+    ]
+
+
+def test_a_dialog_keeps_the_focus_and_gives_it_back(person: Person) -> None:
+    opener = person.page.locator("#open-settings")
+    opener.focus()
+    person.page.keyboard.press("Enter")
+    person.expect("#settings").to_be_visible()
+    for _ in range(60):
+        person.page.keyboard.press("Tab")
+        assert person.page.evaluate(
+            "document.activeElement === document.body || !!document.activeElement.closest('#settings')"
+        )
+    person.page.keyboard.press("Escape")
+    person.expect("#settings").to_be_hidden()
+    person.expect("#open-settings").to_be_focused()
+
+
+def test_nothing_moves_for_those_who_do_not_want_it(browser: Any, server: Watched) -> None:
+    person = Person(browser, server.url, reduced_motion="reduce")
+    server.gate.close_gate(0)
+    person.send("hello")
+    person.expect(".dots").to_be_visible()
+    moving = "document.getAnimations({ subtree: true }).length"
+    assert person.page.evaluate(moving) == 0
+    server.gate.open_gate()
+    person.answered()
+    person.context.close()
+
+
+def test_fingers_find_what_they_press(browser: Any, server: Watched) -> None:
+    """Everything that can be pressed on a phone of 375 pixels is at least 24 pixels wide and high (WCAG 2.5.8)."""
+    person = Person(browser, server.url, viewport={"width": 375, "height": 667}, is_mobile=True, has_touch=True)
+    person.page.locator("#input").fill("hello")
+    person.page.locator("#send").click()
+    person.expect(".message.assistant .markdown").to_contain_text("Hello")
+    person.answered()
+    small = """() => [...document.querySelectorAll("button, select, input, textarea, summary")]
+        .filter((e) => e.checkVisibility({ opacityProperty: true, visibilityProperty: true }) && !e.inert)
+        .filter((e) => Math.min(e.getBoundingClientRect().width, e.getBoundingClientRect().height) < 24)
+        .map((e) => e.outerHTML)"""
+    assert person.page.evaluate(small) == []
+    person.page.locator("#menu").click()
+    person.expect("#list .open").to_be_visible()
+    assert person.page.evaluate(small) == []
+    person.page.locator("#list .open").click()
+    person.page.locator("#open-settings").click()
+    assert person.page.evaluate(small) == []
+    assert not person.scrolls_sideways()
+    person.context.close()
+
+
+def test_a_server_that_answers_is_not_said_to_be_lost(person: Person) -> None:
+    person.page.route("**/v1/**", lambda route: route.abort())
+    person.ask("one")
+    person.expect("#banner").to_contain_text("cannot be reached")
+    person.page.unroute("**/v1/**")
+    refusal = json.dumps({"error": {"message": "no"}})
+    person.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, body=refusal))
+    person.ask("two")
+    person.expect("#banner").to_be_hidden()
+    person.complaints.clear()

@@ -321,6 +321,7 @@ async function ask(conversation, asked) {
   } catch (error) {
     if (controller.signal.aborted) node.finish = "stopped";
     else node.error = error.message;
+    if (error.status) banner(null); // it answers
     if (error.status === 401) askForKey(() => conversation === current && retry(node));
     else if (error instanceof ServerError && error.status === 0 && !controller.signal.aborted) lost();
     else if (!(error instanceof ServerError) && !controller.signal.aborted && !error.message.startsWith("Settings")) console.error(error);
@@ -410,6 +411,7 @@ async function loadModels() {
     if (!current.nodes.length) show(); // elsewhere, something may be being edited
     return true;
   } catch (error) {
+    if (error.status) banner(null); // it answers
     if (error.status === 401) askForKey(null, key ? "The server does not take this key." : "");
     else lost(error.message);
     return false;
