@@ -17,7 +17,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -184,23 +184,35 @@ def test_the_command_line_takes_every_command(page: Path) -> None:
                 pass  # raises what the user would read
 
 
+def install(name: str, write: Callable[[Path], Path]) -> None:
+    """Puts a model into the store of the test, under a name of the catalog."""
+    folder = folder_of(name)
+    folder.mkdir(parents=True)
+    path = write(folder / "model.gguf")
+    write_record(folder, Installed(name, path, "a test", "", path.stat().st_size, "2026-01-01T00:00:00+00:00"))
+
+
 @contextmanager
-def surroundings(folder: Path) -> Iterator[tuple[dict[str, str], str]]:
+def surroundings(page: Path, folder: Path) -> Iterator[tuple[dict[str, str], str]]:
     """Where a page is run: environment variables, and the address of a server."""
     (folder / "tests").symlink_to(ROOT / "tests")
-    installed = folder_of(MODEL)
-    installed.mkdir(parents=True)
-    path = write_scripted_model(installed / "scripted.gguf")
-    write_record(installed, Installed(MODEL, path, "a test", "", path.stat().st_size, "2026-01-01T00:00:00+00:00"))
+    install(MODEL, write_scripted_model)
+    served_model = MODEL
+    if page.name == "embeddings.md":
+        from tiny_encoders import encoder, write_encoder_folder, write_encoder_gguf
+
+        served_model = "minilm:l6-v2"
+        install(served_model, lambda path: write_encoder_gguf(encoder("bert"), path))
+        write_encoder_folder(encoder("bert-rank"), folder / "ms-marco-MiniLM-L6-v2")
     path_variable = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    llm = LLM(MODEL, context=4096, max_sequences=4, threads=1)
+    llm = LLM(served_model, context=None if served_model != MODEL else 4096, max_sequences=4, threads=1)
     with served(llm, guard=True) as server:
         yield {**os.environ, "PATH": path_variable, "HOME": str(folder)}, server.url
 
 
 @pytest.mark.parametrize("page", [p for p in GUIDES if "<!-- run -->" in p.read_text()], ids=page_id)
 def test_what_guides_show_runs(page: Path, tmp_path: Path) -> None:
-    with surroundings(tmp_path) as (environment, address):
+    with surroundings(page, tmp_path) as (environment, address):
         output = ""
         for block in blocks(page):
             text = block.text.replace(ADDRESS, address)
