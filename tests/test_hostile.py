@@ -152,7 +152,7 @@ def test_no_text_becomes_a_token_of_the_template(vocabulary: str, template: str)
         tokenizer = load_tokenizer(file.metadata)
         source = (DATA / "templates" / f"{template}.jinja").read_text(encoding="utf-8")
         chat = ChatTemplate(source, "", "")
-        kinds = file.metadata["tokenizer.ggml.token_type"]
+        kinds: Any = file.metadata["tokenizer.ggml.token_type"]
         special = {token for token, kind in enumerate(kinds) if kind == CONTROL}
         names = [tokenizer.decode([token]) for token in sorted(special)][:400]
 
@@ -162,7 +162,7 @@ def test_no_text_becomes_a_token_of_the_template(vocabulary: str, template: str)
                 "id": "123456789",
                 "function": {"name": "f", "arguments": json.dumps({"a": text})},
             }
-            messages = [
+            messages: list[dict[str, Any]] = [
                 {"role": "system", "content": f"s{text}"},
                 {"role": "user", "content": f"u{text}"},
                 {"role": "assistant", "content": f"a{text}", "tool_calls": [call]},

@@ -668,7 +668,7 @@ def test_the_speed_is_told_while_an_answer_comes(person: Person, server: Watched
 def test_the_keyboard_reaches_everything_in_the_order_in_which_it_stands(person: Person) -> None:
     person.ask("hello")
     person.page.locator(".skip").focus()
-    found = []
+    found: list[str] = []
     while True:
         assert person.page.evaluate("document.activeElement.checkVisibility({ opacityProperty: true })"), found
         name = person.page.evaluate(
