@@ -22,7 +22,7 @@ from test_server_tools import CALLING, TEMPLATE, TOOLS
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
 KEY = "a-long-secret"
-SMALL = 100_000  # bytes of all files together
+SMALL = 105_000  # bytes of all files together
 HOSTILE = [
     "# <b>Bold</b>\n\n",
     "<script>document.title='taken'</script>",
@@ -321,6 +321,8 @@ def test_settings_reach_the_server(person: Person) -> None:
     person.page.get_by_label("System prompt").fill("Be brief.")
     person.page.get_by_label("Temperature").fill("0")
     person.page.get_by_label("Longest answer").fill("2")
+    person.page.locator("summary", has_text="Thinking").click()
+    person.page.get_by_label("Longest thought").fill("100")
     person.page.get_by_text("Advanced sampling").click()
     person.page.get_by_label("XTC probability").fill("0.5")
     person.page.keyboard.press("Escape")
@@ -329,6 +331,7 @@ def test_settings_reach_the_server(person: Person) -> None:
     body = asked.value.post_data_json
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
     assert (body["temperature"], body["max_tokens"], body["stream_options"]) == (0, 2, {"include_usage": True})
+    assert body["thinking_budget"] == 100
     assert body["xtc_probability"] == 0.5
     assert not {"top_p", "top_k", "mirostat", "tools", "stop"} & set(body), "what is not set is up to the model"
     person.expect(".finish").to_contain_text("cut off")

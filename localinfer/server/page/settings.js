@@ -31,10 +31,12 @@ const MORE_NUMBERS = [
   ["mirostat_eta", "Mirostat eta", "how fast it learns", 0, 1, 0.01],
 ];
 
+const BUDGET = ["thinking_budget", "Longest thought", "tokens; 0 for none, -1 for any", -1, 1e7, 1];
+
 /** The fields of a request for these settings. Error in words if they make none. */
 export function requestFields(settings) {
   const fields = {};
-  for (const [name, label, , least, most, step] of [...NUMBERS, ...MORE_NUMBERS]) {
+  for (const [name, label, , least, most, step] of [...NUMBERS, ...MORE_NUMBERS, BUDGET]) {
     const text = settings[name]?.trim();
     if (!text) continue;
     const value = Number(text);
@@ -149,7 +151,7 @@ export function showSettings(target, settings, changed) {
     ),
     element(
       "details",
-      { open: Boolean(settings.thinking || settings.effort) },
+      { open: Boolean(settings.thinking || settings.effort || settings.thinking_budget) },
       element("summary", {}, "Thinking"),
       element(
         "div",
@@ -166,6 +168,7 @@ export function showSettings(target, settings, changed) {
           "such as low or high, if the template reads it",
           element("input", { type: "text", placeholder: "model's", autocomplete: "off" }),
         ),
+        number(BUDGET),
       ),
     ),
     element(
