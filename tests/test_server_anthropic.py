@@ -137,6 +137,9 @@ def test_a_billing_header_is_left_out_and_that_is_told(server: Served) -> None:
     assert counted == plain
 
 
+UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}  # which no grammar keeps
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -144,6 +147,7 @@ def test_a_billing_header_is_left_out_and_that_is_told(server: Served) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"tool_choice": {"type": "tool", "name": "other"}}, "no tool other"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
+        ({"tools": [{"name": "a", "strict": True, "input_schema": UNIQUE}]}, "uniqueItems"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "maximum context length"),
     ],
 )

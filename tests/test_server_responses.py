@@ -149,6 +149,9 @@ def test_what_is_left_out_is_named(server: Served) -> None:
     assert "reasoning.effort" in response.headers[UNKNOWN_FIELDS_HEADER], "the template does not read it"
 
 
+UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}  # which no grammar keeps
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -159,6 +162,7 @@ def test_what_is_left_out_is_named(server: Served) -> None:
         ({"input": [{"role": "tool", "content": "x"}]}, "role"),
         ({"tools": [{"type": "teleport"}]}, "teleport"),
         ({"tools": [{"type": "function"}]}, "name"),
+        ({"tools": [{"type": "function", "name": "a", "strict": True, "parameters": UNIQUE}]}, "uniqueItems"),
         ({"tool_choice": {"type": "file_search"}}, "file_search"),
         ({"background": True}, "background"),
         ({"input": "x" * 5000}, "maximum context length"),

@@ -233,7 +233,11 @@ def _translated(asked: CountTokensRequest) -> ChatCompletionRequest:
     return ChatCompletionRequest(
         messages=[],
         tools=[
-            Tool(function=FunctionDefinition(name=t.name, description=t.description, parameters=t.input_schema))
+            Tool(
+                function=FunctionDefinition(
+                    name=t.name, description=t.description, parameters=t.input_schema, strict=t.strict
+                )
+            )
             for t in asked.tools or ()
         ],
         tool_choice=wanted,

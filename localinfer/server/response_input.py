@@ -91,6 +91,8 @@ class Tools:
             shown = f"{namespace}__{name}" if namespace else name
             parameters = _INPUT if kind == "custom" else tool.get("parameters") or {}
             function = {"name": shown, "description": tool.get("description") or "", "parameters": parameters}
+            if tool.get("strict") is not None:
+                function["strict"] = tool["strict"]
             whole = {"type": "function", "function": function}
             try:
                 self.schemas.append(msgspec.convert(whole, Tool))

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from localinfer.errors import LocalInferError
 from localinfer.text.grammar import Grammar, Grammars, Matcher, words_of
+from localinfer.text.tool_format import CHANNEL_MARKS
 
 if TYPE_CHECKING:
     from localinfer.text.tokenizer import Tokenizer
@@ -184,7 +186,9 @@ class _Plan:
         if budget == 0:
             return _Forced(self._tokens, forced, self._body)
         after = self._tokens.encode(marks.after) if self._bound else []
-        return _Thinking(self._tokens, marks.close.encode(), budget, forced, self._body, after, self._bound)
+        others = [mark for mark in CHANNEL_MARKS if mark != marks.close] if marks.channels else []
+        never = self._tokens.ending | self._tokens.special(others) if self._bound else None
+        return _Thinking(self._tokens, marks.close.encode(), budget, forced, self._body, after, never)
 
     def _body(self, opening: Matcher | None = None) -> _Stage:
         """What follows the thought, which may be opened here still."""
@@ -197,11 +201,11 @@ class _Plan:
             parts.append(_Part(self._grammar.copy(), None))
         if self._call_matcher is not None:
             parts.append(_Part(self._call_matcher.copy(), None))
-        return _Bound(parts)
+        return _Bound(self._tokens, parts)
 
     def _answer(self) -> _Stage:
         assert self._grammar is not None
-        return _Bound([_Part(self._grammar.copy(), None)])
+        return _Bound(self._tokens, [_Part(self._grammar.copy(), None)])
 
     def _calls_or_text(self) -> _Stage:
         if self._calls is None or self._call_matcher is None:
@@ -252,8 +256,8 @@ class _Forced:
 class _Thinking:
     """A thought, up to the mark that closes it; after `budget` tokens (None: any number) the mark is forced.
 
-    If what follows is `bound`, the answer cannot end here, nothing but white space may stand behind the mark in its
-    last token, and the tokens that the model learned to be there, `after`, are forced.
+    If what follows is bound, the thought has none of the tokens in `never` (a bit each), nothing but white space may
+    stand behind the mark in its last token, and the tokens that the model learned to be there, `after`, are forced.
     """
 
     complete = False
@@ -266,7 +270,7 @@ class _Thinking:
         forced: Sequence[int],
         following: _Next,
         after: Sequence[int],
-        bound: bool,
+        never: int | None,
     ) -> None:
         self._tokens = tokens
         self._mark = _Mark(close)
@@ -274,12 +278,12 @@ class _Thinking:
         self._forced = forced
         self._following = following
         self._after = after
-        self._bound = bound
+        self._never = never
 
     def allowed(self) -> array[int] | None:
-        if not self._bound:
+        if self._never is None:
             return None
-        banned = self._tokens.ending
+        banned = self._never
         for begun in self._mark.begun():
             banned |= self._tokens.going_beyond(begun.rest, white=False)
         return self._tokens.all_but(banned)
@@ -345,7 +349,8 @@ class _Part(NamedTuple):
 class _Bound:
     """One of several grammars holds, or all that agree so far."""
 
-    def __init__(self, parts: Sequence[_Part]) -> None:
+    def __init__(self, tokens: _Tokens, parts: Sequence[_Part]) -> None:
+        self._tokens = tokens
         self._parts = parts
 
     @property
@@ -353,21 +358,26 @@ class _Bound:
         return all(part.matcher.complete for part in self._parts)
 
     def allowed(self) -> array[int] | None:
-        if len(self._parts) > 1:
-            union = 0
-            for part in self._parts:
-                union |= _as_number(part.matcher.allowed())
-            return _as_bits(union, len(self._parts[0].matcher.allowed()))
-        [part] = self._parts
-        if part.following is not None and part.matcher.accepting:
-            return None  # it may go on, and so may what follows
-        return part.matcher.allowed()
+        if len(self._parts) == 1 and self._parts[0].following is None:
+            return self._parts[0].matcher.allowed()
+        union = 0
+        for matcher, following in self._parts:
+            may = _as_number(matcher.allowed())
+            if following is not None and matcher.accepting:  # it may go on, and so may what follows, but not end here
+                behind = following().allowed()
+                if behind is None:
+                    return None
+                may = may & ~self._tokens.ending | _as_number(behind)
+            union |= may
+        return _as_bits(union, len(self._parts[0].matcher.allowed()))
 
     def accept(self, token: int) -> _Stage:
+        behind = next((following for matcher, following in self._parts if following and matcher.accepting), None)
         left = [part for part in self._parts if part.matcher.take(token)]
         if not left:
-            [part] = self._parts
-            return self if part.following is None else part.following().accept(token)
+            if behind is None:
+                raise LocalInferError(f"the answer cannot go on with token {token}")
+            return behind().accept(token)
         for part in left:
             if part.matcher.complete and part.following is not None:
                 return part.following()
@@ -407,7 +417,7 @@ class _Calls:
         if found is None:
             return self
         matcher = self._calls.copy()
-        return _entered(matcher, self._after) if _taken(matcher, found) else self
+        return _entered(self._tokens, matcher, self._after) if _taken(matcher, found) else self
 
 
 class _BareCalls:
@@ -435,15 +445,15 @@ class _BareCalls:
             begun = begun.removeprefix(mark).lstrip()
         if _BARE_CALL.match(begun):
             matcher = self._calls.copy()
-            return _entered(matcher, self._after) if matcher.take_text(begun) else _Free()
+            return _entered(self._tokens, matcher, self._after) if matcher.take_text(begun) else _Free()
         begins = any(mark.startswith(begun) for mark in self._also)
         return self if begins or _BARE_CALL_BEGUN.fullmatch(begun) else _Free()
 
 
-def _entered(matcher: Matcher, following: _Next | None) -> _Stage:
+def _entered(tokens: _Tokens, matcher: Matcher, following: _Next | None) -> _Stage:
     if matcher.complete and following is not None:
         return following()
-    return _Bound([_Part(matcher, following)])
+    return _Bound(tokens, [_Part(matcher, following)])
 
 
 class _Piece(NamedTuple):
@@ -520,6 +530,11 @@ class _Tokens:
 
     def text(self, token: int) -> bytes:
         return self._tokenizer.token_bytes(token)
+
+    def special(self, marks: Sequence[str]) -> int:
+        """Those of the marks that are special tokens."""
+        tokens = [self._tokenizer.token_id(mark) for mark in marks]
+        return sum(1 << token for token in tokens if token is not None and self._tokenizer.is_special(token))
 
     def encode(self, text: str | bytes) -> list[int]:
         return list(self._tokenizer.encode(text, add_special=False, parse_special=True))

@@ -38,6 +38,7 @@ class CustomTool(msgspec.Struct, kw_only=True):
     description: str | None = None
     input_schema: JsonObject | None = None
     type: Literal["custom"] | None = None
+    strict: bool | None = None
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
