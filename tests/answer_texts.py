@@ -50,7 +50,7 @@ def published(name: str) -> ChatTemplate:
     """A template as it was published with its model."""
     path = TEMPLATES / f"{name}.jinja"
     if not path.exists():
-        pytest.skip("the published chat templates are not here")
+        pytest.skip("the published templates are not beside the checkout")
     return ChatTemplate(path.read_text(encoding="utf-8"), "<BOS>", "<EOS>")
 
 

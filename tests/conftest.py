@@ -23,7 +23,7 @@ from localinfer.hub.pull import file_sha256, pull
 EXPECTED_SKIPS = re.compile(
     r"the published \w+ are not beside the checkout|the real model .* is not here: .*|no source can be reached: .*|"
     r"lm-eval is not installed|playwright is not installed|there is no chromium here|"
-    r"npm is not installed|the npm packages of [\w-]+ cannot be had: .*"
+    r"npm is not installed|the npm packages of [\w-]+ cannot be had: .*|jsonschema [\d.]+ cannot be downloaded: .*"
 )
 
 

@@ -137,7 +137,7 @@ def download_suite(folder: Path) -> Path:
         command = [sys.executable, "-m", "pip", "download", "-q", "--timeout", "5", "--retries", "0", "-d", folder]
         done = subprocess.run([*command, *wanted], capture_output=True, text=True)
         if done.returncode or not archive.exists():
-            raise RuntimeError(f"{PACKAGE} {VERSION} cannot be downloaded: {done.stderr.strip()[-200:]}")
+            raise RuntimeError(f"{PACKAGE} {VERSION} cannot be downloaded: {' '.join(done.stderr.split())[-200:]}")
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != SHA256:
         raise RuntimeError(f"{archive} is not what it was: its SHA-256 is {found}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from answer_texts import TEMPLATES
 from drawn_answers import JSON_PIECES, Drawing, byte_tokenizer
 from localinfer.text.answer_marks import AnswerMarks
 from localinfer.text.answer_reader import Call
@@ -20,8 +20,7 @@ from localinfer.text.tokenizer import Tokenizer
 from localinfer.text.tool_format import MARK, ToolFormat
 from localinfer.text.tool_grammar import call_bounds
 
-TEMPLATES = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "templates"
-pytestmark = pytest.mark.skipif(not TEMPLATES.is_dir(), reason=f"there are no templates in {TEMPLATES}")
+pytestmark = pytest.mark.skipif(not TEMPLATES.is_dir(), reason="the published templates are not beside the checkout")
 FAMILIES = [
     *("google-gemma-4-31B-it", "meta-llama-Llama-3.1-8B-Instruct", "ibm-granite-granite-3.3-2B-Instruct"),
     *("mistralai-Mistral-Nemo-Instruct-2407", "Qwen-Qwen3-0.6B", "MiniMax-M2", "GLM-4.6", "LFM2.5-Instruct"),
