@@ -7,6 +7,7 @@ middle of an answer.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +51,10 @@ def called(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
+WEATHER_CALL = called("weather", json.dumps(CALL))
+WHOLE = "message['content'] or ''"
+
+
 class Talking(NamedTuple):
     """A server whose model calls a tool where there are tools. Its steps pass a gate."""
 
@@ -77,17 +82,18 @@ class Talking(NamedTuple):
             self.gate.open_gate()
 
 
+def write_talking_model(path: Path, call: str = WEATHER_CALL, *, content: str = WHOLE, context: int = CONTEXT) -> Path:
+    """Writes a model that says `call` where it is shown tools, and REPORT after a result."""
+    template = TEMPLATE.replace("CONTENT", f"({content})")
+    return write_scripted_model(path, template=template, context=context, answers={"call": [call], "report": REPORT})
+
+
 @contextmanager
 def talking(
-    folder: Path, call: str, *, content: str = "message['content'] or ''", context: int = CONTEXT
+    folder: Path, call: str = WEATHER_CALL, *, content: str = WHOLE, context: int = CONTEXT
 ) -> Iterator[Talking]:
     """Serves the model as "tiny" to those who have the key. `call` is what it writes where it is shown tools."""
-    path = write_scripted_model(
-        folder / "tiny.gguf",
-        template=TEMPLATE.replace("CONTENT", f"({content})"),
-        context=context,
-        answers={"call": [call], "report": REPORT},
-    )
+    path = write_talking_model(folder / "tiny.gguf", call, content=content, context=context)
     llm = LLM(path, context=context, max_sequences=4, threads=1)
     llm.name = "tiny"
     gate = Gate(llm)

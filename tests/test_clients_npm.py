@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conversation import CALL, KEY, REPORT, TEXT, Talking, called, talking
+from conversation import CALL, KEY, REPORT, TEXT, Talking, talking
 from node_packages import environment, installed
 
 pytestmark = pytest.mark.network
@@ -34,7 +34,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def server(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talking]:
-    with talking(tmp_path_factory.mktemp("server"), called("weather", '{"city": "Oslo"}')) as found:
+    with talking(tmp_path_factory.mktemp("server")) as found:
         yield found
 
 

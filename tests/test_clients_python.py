@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conversation import CALL, QUESTION, REPORT, TEXT, TOO_LONG, Talking, called, talking
+from conversation import CALL, QUESTION, REPORT, TEXT, TOO_LONG, Talking, talking
 from python_clients import CLIENTS, connected
 
 # litellm's types, whenever it copies an answer.
@@ -23,7 +23,7 @@ ERRORS = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talking]:
-    with talking(tmp_path_factory.mktemp("clients"), called("weather", '{"city": "Oslo"}')) as found:
+    with talking(tmp_path_factory.mktemp("clients")) as found:
         yield found
 
 

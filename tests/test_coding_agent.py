@@ -1,8 +1,9 @@
-"""Coding agents as people install them, without a network: a turn in which one writes a file and says so."""
+"""Coding agents as the guide sets them up, without a network: a turn in which one writes a file and says so."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,16 +18,7 @@ TURN_SECONDS = 120.0
 TASK = "Write hello into made.txt."
 # Agents send tens of thousands of characters, of which the model is shown the last.
 SHOWN = "(message['content'] or '')[-200:]"
-CODEX_CONFIG = """\
-model = "tiny"
-model_provider = "localinfer"
-
-[model_providers.localinfer]
-name = "localinfer"
-base_url = "URL/v1"
-wire_api = "responses"
-env_key = "LOCALINFER_KEY"
-"""
+GUIDE = (Path(__file__).resolve().parents[1] / "docs" / "guides" / "agents.md").read_text(encoding="utf-8")
 
 
 class Agent(NamedTuple):
@@ -41,7 +33,9 @@ class Agent(NamedTuple):
 
 def _codex_home(url: str, home: Path) -> dict[str, str]:
     (home / ".codex").mkdir()
-    (home / ".codex" / "config.toml").write_text(CODEX_CONFIG.replace("URL", url))
+    config = GUIDE[GUIDE.index("```toml\n") + 8 :].split("```")[0]
+    config = config.replace("http://127.0.0.1:8080", url).replace("smollm2:135m", "tiny")
+    (home / ".codex" / "config.toml").write_text(config)
     return {"LOCALINFER_KEY": KEY}
 
 
@@ -52,6 +46,11 @@ def _codex_answer(output: str) -> str:
     [command] = [item for item in items if item["type"] == "command_execution"]
     assert (command["exit_code"], command["aggregated_output"]) == (0, "hello\n")
     return str(items[-1]["text"])
+
+
+def _claude_environment(url: str, home: Path) -> dict[str, str]:
+    exported = dict(re.findall(r"^export (\w+)=(\S+)$", GUIDE, re.MULTILINE))
+    return {**exported, "ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": KEY}
 
 
 def _claude_answer(output: str) -> str:
@@ -79,11 +78,7 @@ AGENTS = {
             str(next((packages / "node_modules" / "@anthropic-ai").glob("claude-code-*/claude"))),
             *("-p", TASK, "--model", "tiny", "--permission-mode", "acceptEdits", "--output-format", "json"),
         ],
-        environment=lambda url, home: {
-            "ANTHROPIC_BASE_URL": url,
-            "ANTHROPIC_AUTH_TOKEN": KEY,
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        },
+        environment=_claude_environment,
         answer=_claude_answer,
         path="/v1/messages",
     ),

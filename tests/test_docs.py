@@ -15,6 +15,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
+from conversation import write_talking_model
 from localinfer import LLM
 from localinfer.cli.main import COMMANDS, build_app
 from localinfer.hub.store import Installed, folder_of, write_record
@@ -184,6 +186,16 @@ def test_the_command_line_takes_every_command(page: Path) -> None:
                 pass  # raises what the user would read
 
 
+# What the guides use of curl, for machines without it.
+CURL = """
+import sys, urllib.request
+arguments = dict(zip(sys.argv, sys.argv[1:]))
+(address,) = (word for word in sys.argv if word.startswith("http"))
+request = urllib.request.Request(address, arguments["-d"].encode(), dict([arguments["-H"].split(": ")]))
+sys.stdout.write(urllib.request.urlopen(request).read().decode())
+"""
+
+
 def install(name: str, write: Callable[[Path], Path]) -> None:
     """Puts a model into the store of the test, under a name of the catalog."""
     folder = folder_of(name)
@@ -196,7 +208,7 @@ def install(name: str, write: Callable[[Path], Path]) -> None:
 def surroundings(page: Path, folder: Path) -> Iterator[tuple[dict[str, str], str]]:
     """Where a page is run: environment variables, and the address of a server."""
     (folder / "tests").symlink_to(ROOT / "tests")
-    install(MODEL, write_scripted_model)
+    install(MODEL, write_talking_model if page.name == "agents.md" else write_scripted_model)
     served_model = MODEL
     if page.name == "embeddings.md":
         from tiny_encoders import encoder, write_encoder_folder, write_encoder_gguf
@@ -205,6 +217,11 @@ def surroundings(page: Path, folder: Path) -> Iterator[tuple[dict[str, str], str
         install(served_model, lambda path: write_encoder_gguf(encoder("bert"), path))
         write_encoder_folder(encoder("bert-rank"), folder / "ms-marco-MiniLM-L6-v2")
     path_variable = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    if shutil.which("curl") is None:
+        (folder / "bin").mkdir()
+        (folder / "bin" / "curl").write_text(f"#!{sys.executable}\n{CURL}")
+        (folder / "bin" / "curl").chmod(0o755)
+        path_variable += f"{os.pathsep}{folder / 'bin'}"
     llm = LLM(served_model, context=None if served_model != MODEL else 4096, max_sequences=4, threads=1)
     with served(llm, guard=True) as server:
         yield {**os.environ, "PATH": path_variable, "HOME": str(folder)}, server.url

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from conversation import KEY, TOO_LONG, Talking, called, talking
+from conversation import KEY, TOO_LONG, Talking, talking
 from localinfer.server.conversation import prompt_of
 from localinfer.server.fields import UNKNOWN_FIELDS_HEADER
 from localinfer.server.messages import alternating
@@ -31,7 +31,7 @@ AGENT = [
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talking]:
     """Its template insists on the order of roles."""
     strict = "message['content'] or '' if loop.first or message['role'] != 'system' else raise_exception('no system')"
-    with talking(tmp_path_factory.mktemp("agents"), called("weather", '{"city": "Oslo"}'), content=strict) as found:
+    with talking(tmp_path_factory.mktemp("agents"), content=strict) as found:
         yield found
 
 

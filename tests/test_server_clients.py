@@ -1,4 +1,4 @@
-"""The clients that people use, against a real server: whole and streamed, synchronous and not."""
+"""What clients can beyond the five things that tests/test_clients_python.py asks of each: counts, batches, texts."""
 
 from __future__ import annotations
 
@@ -87,11 +87,6 @@ def test_litellm(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
             model="openai/tiny", messages=HELLO, stream=True, stream_options={"include_usage": True}, **options
         )
         chunks = list(stream)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == TEXT
         assert chunks[-1].usage.completion_tokens == len(ANSWER) + 1
         text: Any = litellm.text_completion(model="text-completion-openai/tiny", prompt="abc", **options)
         assert text.choices[0].text == TEXT
-        with pytest.raises(litellm.exceptions.ContextWindowExceededError):
-            litellm.completion(
-                model="openai/tiny", messages=[{"role": "user", "content": "x" * 500}], num_retries=0, **options
-            )

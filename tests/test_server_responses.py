@@ -1,8 +1,7 @@
-"""OpenAI's newer protocol through the client, through an agent, and over plain HTTP."""
+"""OpenAI's newer protocol through the client, and over plain HTTP."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,12 +10,10 @@ import httpx
 import openai
 import pytest
 
-from localinfer import LLM
 from localinfer.server.fields import UNKNOWN_FIELDS_HEADER
 from localinfer.server.response_input import Tools
 from localinfer.text.answer_reader import Call
-from scripted_model import write_scripted_model
-from served_app import Served, openai_client, served, served_scripted
+from served_app import Served, openai_client, served_scripted
 from test_server_tools import CALLING, TEMPLATE
 
 TOOLS: Any = [
@@ -170,38 +167,3 @@ UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems":
 )
 def test_what_makes_no_sense_is_a_400(server: Served, fields: dict[str, Any], words: str) -> None:
     assert words in refusal(server, **fields)["message"]
-
-
-def test_an_agent_calls_a_tool_and_answers(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The agents SDK: a turn with a call, whose result leads to the answer."""
-    agents = pytest.importorskip("agents", reason="openai-agents is not installed")
-    after_results = "'<|colours|>' if messages[-1]['role'] == 'tool'"
-    template = TEMPLATE.replace("'<|forever|>' if 'forever' in messages[-1]['content']", after_results)
-    path = write_scripted_model(tmp_path_factory.mktemp("agent") / "tiny.gguf", template=template, answer=CALLING)
-    asked: list[str] = []
-
-    @agents.function_tool
-    def weather(city: str) -> str:
-        asked.append(city)
-        return "rain"
-
-    @agents.function_tool
-    def clock() -> str:
-        return "noon"
-
-    async def turns(url: str, model: str) -> list[str]:
-        answers = []
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-            for kind in (agents.OpenAIResponsesModel, agents.OpenAIChatCompletionsModel):
-                settings = agents.ModelSettings(temperature=0, max_tokens=64)
-                asked_model = kind(model=model, openai_client=client)
-                agent = agents.Agent(name="a", model=asked_model, tools=[weather, clock], model_settings=settings)
-                result = await agents.Runner.run(agent, "How is the weather?", max_turns=3)
-                answers.append(str(result.final_output))
-        return answers
-
-    with served(LLM(path, context=2048, max_sequences=2, threads=1)) as found:
-        agents.set_tracing_disabled(True)
-        answers = asyncio.run(turns(found.url, found.app.state.registry.models()[0].name))
-    assert all(answer.endswith("done") for answer in answers)
-    assert asked == ["Oslo", "Oslo"]
