@@ -120,3 +120,11 @@ def test_errors_have_ollamas_form(client: ollama.Client, fields: dict[str, Any],
         client.chat(**{"model": "tiny", "messages": HELLO, **fields})
     assert caught.value.status_code == status
     assert words in caught.value.error
+
+
+def test_how_hard_to_think_is_named_where_the_template_does_not_read_it(server: Served) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "stream": False, "think": "low"}
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        answer = http.post("/api/chat", json=body)
+    assert answer.status_code == 200
+    assert answer.headers[UNKNOWN_FIELDS_HEADER] == "think"

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from localinfer.engine.request import Choice, Output, Request
 from localinfer.engine.thread import Job
 from localinfer.server.answers import AnswerForm
-from localinfer.server.conversation import Conversation, prompt_of
+from localinfer.server.conversation import Conversation, prompt_of, reads_effort
 from localinfer.server.errors import ApiError, anthropic_error, invalid
 from localinfer.server.fields import Body, read_body
 from localinfer.server.generation import generate
@@ -268,8 +268,8 @@ def _thinking(asked: CountTokensRequest) -> dict[str, Any]:
 
 def _effort(asked: CountTokensRequest, model: ServedModel) -> dict[str, Any]:
     """How hard the model should think, if its chat template reads that. Clients always say it."""
-    template, config = model.llm.chat_template, asked.output_config
-    if config is None or config.effort is None or template is None or "reasoning_effort" not in template.source:
+    config = asked.output_config
+    if config is None or config.effort is None or not reads_effort(model.llm):
         return {}
     return {"reasoning_effort": config.effort}
 

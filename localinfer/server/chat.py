@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from localinfer.engine.request import Choice, FinishReason, Output
 from localinfer.engine.thread import Job
-from localinfer.server.conversation import Conversation
+from localinfer.server.conversation import Conversation, reads_effort
 from localinfer.server.errors import invalid
 from localinfer.server.generation import generate
 from localinfer.server.logprobs import chat_logprobs
@@ -50,10 +50,10 @@ class ChatTask(Conversation):
         return self.ask(messages, self.body.raw.get("tools"), variables)
 
     def _reasoning(self) -> dict[str, Any]:
-        effort, template = self.fields.reasoning_effort, self.model.llm.chat_template
+        effort = self.fields.reasoning_effort
         if effort is None:
             return {}
-        if template is None or "reasoning_effort" not in template.source:
+        if not reads_effort(self.model.llm):
             raise invalid(
                 "not supported by this model, whose chat template does not read it: reasoning_effort",
                 param="reasoning_effort",

@@ -19,6 +19,11 @@ from localinfer.server.schemas.chat import ChatCompletionRequest
 from localinfer.text.chat_template import TemplateRefusal
 
 
+def reads_effort(llm: LLM) -> bool:
+    """Whether the model's chat template can be told how hard to think."""
+    return llm.chat_template is not None and "reasoning_effort" in llm.chat_template.source
+
+
 class Conversation(Task[ChatCompletionRequest]):
     """One conversation to be answered. Its fields are those of /v1/chat/completions, perhaps translated."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +17,7 @@ from starlette.responses import Response
 
 from localinfer.engine.request import Output, Request
 from localinfer.engine.thread import Job
-from localinfer.server.conversation import Conversation
+from localinfer.server.conversation import Conversation, reads_effort
 from localinfer.server.errors import ApiError, invalid, ollama_error
 from localinfer.server.gaps import gap, marks
 from localinfer.server.generation import generate
@@ -141,6 +142,15 @@ class _OllamaTask(Conversation):
             eval_duration=_nanoseconds(request.last_token - first),
         )
 
+    def _thinking(self, think: bool | str | None) -> dict[str, Any]:
+        """What the chat template gets. How hard to think is named as ignored where the template does not read it."""
+        if think is None or isinstance(think, bool):
+            return {} if think is None else {"enable_thinking": think}
+        if reads_effort(self.model.llm):
+            return {"reasoning_effort": think}
+        self.body = replace(self.body, unknown=(*self.body.unknown, "think"))
+        return {"enable_thinking": True}
+
 
 class OllamaChat(_OllamaTask):
     """A conversation."""
@@ -153,7 +163,7 @@ class OllamaChat(_OllamaTask):
         if not asked.messages:
             raise invalid("messages: there are none", param="messages")
         messages = [_message(number, message) for number, message in enumerate(asked.messages)]
-        return self.ask(messages, asked.tools, _thinking(asked.think))
+        return self.ask(messages, asked.tools, self._thinking(asked.think))
 
     def said(self, content: str, thought: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": content}
@@ -185,7 +195,7 @@ class OllamaGenerate(_OllamaTask):
                 raise invalid("system: this is continued as it is, without a chat template", param="system")
             return self.continue_text(llm.tokenize(asked.prompt, parse_special=True))
         system = [{"role": "system", "content": asked.system}] if asked.system else []
-        return self.ask([*system, {"role": "user", "content": asked.prompt}], None, _thinking(asked.think))
+        return self.ask([*system, {"role": "user", "content": asked.prompt}], None, self._thinking(asked.think))
 
     def said(self, content: str, thought: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         return {"response": content, "thinking": thought or None}
@@ -233,12 +243,6 @@ def _format(given: Any) -> ResponseFormat | None:
     if given == "json":
         return ResponseFormat(type="json_object")
     return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=given))
-
-
-def _thinking(think: bool | str | None) -> dict[str, Any]:
-    if think is None:
-        return {}
-    return {"enable_thinking": think} if isinstance(think, bool) else {"reasoning_effort": think}
 
 
 def _nanoseconds(seconds: float) -> int:

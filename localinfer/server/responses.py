@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from localinfer.engine.request import Output, Request
 from localinfer.engine.thread import Job
-from localinfer.server.conversation import Conversation
+from localinfer.server.conversation import Conversation, reads_effort
 from localinfer.server.errors import ApiError
 from localinfer.server.fields import Body
 from localinfer.server.generation import generate
@@ -48,8 +48,8 @@ class ResponsesTask(Conversation):
         self._asked: ResponsesRequest = body.fields
         self._tools = Tools(self._asked.tools or (), self._asked.tool_choice)
         without_effect = [f"tools.{kind}" for kind in self._tools.left_out]
-        template, effort = model.llm.chat_template, self._asked.reasoning.effort if self._asked.reasoning else None
-        self._effort = effort if template is not None and "reasoning_effort" in template.source else None
+        effort = self._asked.reasoning.effort if self._asked.reasoning else None
+        self._effort = effort if reads_effort(model.llm) else None
         if effort != self._effort:  # clients always send one
             without_effect.append("reasoning.effort")
         if without_effect:
