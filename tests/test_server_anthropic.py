@@ -140,6 +140,19 @@ def test_a_billing_header_is_left_out_and_that_is_told(server: Served) -> None:
 UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}  # which no grammar keeps
 
 
+def test_thoughts_that_nobody_here_can_read_are_named(server: Served) -> None:
+    turns = [
+        *HELLO,
+        {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "hi"}]},
+        *HELLO,
+    ]
+    body = {"model": "tiny", "max_tokens": 4, "messages": turns}
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        answer = http.post("/v1/messages", json=body)
+    assert answer.status_code == 200
+    assert "messages.redacted_thinking" in answer.headers[UNKNOWN_FIELDS_HEADER].split(", ")
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -47,6 +47,7 @@ from localinfer.text.answer_reader import Call, Piece, Reader, Said
 
 # Claude Code puts a block into the system message that differs with every request: nothing behind it could be re-used.
 BILLING_HEADER = "x-anthropic-billing-header:"
+_UNREADABLE = "redacted_thinking"  # a block that only Anthropic's own servers can read
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "loop": "end_turn"}
 
 
@@ -89,6 +90,10 @@ class MessagesTask(Conversation):
             body = replace(body, unknown=(*body.unknown, "system.billing-header"))
         if asked.output_config is not None and asked.output_config.effort and not _effort(asked, model):
             body = replace(body, unknown=(*body.unknown, "output_config.effort"))
+        if any(
+            block.type == _UNREADABLE for turn in asked.messages for block in turn.content if isinstance(block, Block)
+        ):
+            body = replace(body, unknown=(*body.unknown, f"messages.{_UNREADABLE}"))
         super().__init__(body, model)
 
     def translated(self) -> ChatCompletionRequest:
@@ -308,7 +313,7 @@ def _turn(message: InputMessage, name: str) -> list[dict[str, Any]]:
             results.append({"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content})
         elif block.type == "thinking" and message.role == "assistant":
             thoughts.append(block.thinking or "")
-        elif block.type != "redacted_thinking":
+        elif block.type != _UNREADABLE:
             texts.append(_text(block, where))
     turn: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
     if thoughts:
