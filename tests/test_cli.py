@@ -292,7 +292,7 @@ def test_list_tells_what_is_there(scripted: str, capsys: Capture) -> None:
     assert execute(["list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert listed["installed"][0]["path"] == str(path)
-    assert {entry["name"] for entry in listed["available"]} == {"smollm2:135m", "gemma3:270m"}
+    assert {entry["name"] for entry in listed["available"]} == {"smollm2:135m", "gemma3:270m", "minilm:l6-v2"}
     assert execute(["show", "mine"]) == 0
     (models_folder() / "broken").mkdir()
     capsys.readouterr()
