@@ -41,7 +41,7 @@ def session() -> Iterator[requests.Session]:
 # The same requests each time: a test that fails now and then would stop everybody. More, and others, are found by
 # running it with other settings.
 @SCHEMA.parametrize()
-@settings(max_examples=6, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_is_asked_gets_an_answer_that_is_described(
     case: schemathesis.Case, server: Served, session: requests.Session
 ) -> None:
