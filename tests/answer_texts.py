@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ from localinfer.text.chat_template import ChatTemplate
 from localinfer.text.format_probe import reasoning_format, tool_format
 from localinfer.text.special_tokens import END_OF_ANSWER
 from localinfer.text.tool_format import ReasoningFormat, ToolFormat
+from published import TEMPLATES
 
-TEMPLATES = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "templates"
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {

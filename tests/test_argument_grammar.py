@@ -9,7 +9,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from answer_texts import TEMPLATES
 from drawn_answers import JSON_PIECES, Drawing, byte_tokenizer
 from localinfer.text.answer_marks import AnswerMarks
 from localinfer.text.answer_reader import Call
@@ -19,6 +18,7 @@ from localinfer.text.grammar import Grammars
 from localinfer.text.tokenizer import Tokenizer
 from localinfer.text.tool_format import MARK, ToolFormat
 from localinfer.text.tool_grammar import call_bounds
+from published import TEMPLATES
 
 pytestmark = pytest.mark.skipif(not TEMPLATES.is_dir(), reason="the published templates are not beside the checkout")
 FAMILIES = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +12,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from localinfer.errors import FormatError, LocalInferError
 from localinfer.text.chat_template import ChatTemplate, encode_chat, template_for
+from published import TEMPLATES
 from vocabularies import published
 
-TEMPLATES = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "templates"
 NAMES = sorted(path.name for path in TEMPLATES.glob("*.jinja"))
 
 USER = {"role": "user", "content": 'Hello <there> & "you"\n  ü '}

@@ -11,7 +11,6 @@ In the guides every block of commands or code has a mark in front, an HTML comme
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -31,6 +30,7 @@ from conversation import write_talking_model
 from localinfer import LLM
 from localinfer.cli.main import COMMANDS, build_app
 from localinfer.hub.store import Installed, folder_of, write_record
+from script_files import load_script
 from scripted_model import write_scripted_model
 from served_app import served
 
@@ -103,12 +103,7 @@ def test_every_page_can_be_reached_from_the_first() -> None:
 
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
-    found = importlib.util.spec_from_file_location("reference", ROOT / "scripts" / "reference.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+    return load_script("reference")
 
 
 @pytest.mark.parametrize("name", ["cli", "python", "http", "errors"])

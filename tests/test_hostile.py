@@ -14,6 +14,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import published
 from browsing import Person, chromium
 from hostile_texts import DEEP, LINKS, MARKUP, TEMPLATES, TERMINAL, TEXTS, UNICODE
 from localinfer import LLM, LocalInferError
@@ -27,7 +28,6 @@ from screen import Screen
 from scripted_model import SPECIAL, write_scripted_model
 from served_app import Served, served
 
-DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 CONTROL = 3  # the type of tokens that mark turns, in tokenizer.ggml.token_type
 BROWSER = {"accept": "text/html"}
 ANSWERED = 'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
@@ -137,7 +137,7 @@ def test_no_message_forges_a_turn(server: Served) -> None:
     assert answer.json()["usage"]["prompt_tokens"] == bytes_of(everything) + 4
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the published templates are not beside the checkout")
+@pytest.mark.skipif(not published.PUBLISHED.exists(), reason="the published templates are not beside the checkout")
 @pytest.mark.parametrize(
     ("vocabulary", "template"),
     [
@@ -148,9 +148,9 @@ def test_no_message_forges_a_turn(server: Served) -> None:
     ],
 )
 def test_no_text_becomes_a_token_of_the_template(vocabulary: str, template: str) -> None:
-    with open_gguf(DATA / "vocab" / f"ggml-vocab-{vocabulary}.gguf") as file:
+    with open_gguf(published.VOCABULARIES / f"ggml-vocab-{vocabulary}.gguf") as file:
         tokenizer = load_tokenizer(file.metadata)
-        source = (DATA / "templates" / f"{template}.jinja").read_text(encoding="utf-8")
+        source = (published.TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
         chat = ChatTemplate(source, "", "")
         kinds: Any = file.metadata["tokenizer.ggml.token_type"]
         special = {token for token, kind in enumerate(kinds) if kind == CONTROL}

@@ -16,8 +16,8 @@ from localinfer.server.conversation import prompt_of
 from localinfer.server.fields import UNKNOWN_FIELDS_HEADER
 from localinfer.server.messages import alternating
 from localinfer.text.chat_template import ChatTemplate, TemplateRefusal
+from published import TEMPLATES
 
-TEMPLATES = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "templates"
 # As Claude Code begins: the system speaks again behind the first message, and the user before the answer.
 AGENT = [
     {"role": "system", "content": "You code."},

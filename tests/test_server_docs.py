@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +11,7 @@ import pytest
 from localinfer.server.fields import HARMLESS, REFUSED
 from localinfer.server.metrics import Metrics
 from localinfer.server.routes import ENDPOINTS
+from script_files import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "http-api.md").read_text(encoding="utf-8")
@@ -19,12 +19,7 @@ PAGE = (ROOT / "docs" / "http-api.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    found = importlib.util.spec_from_file_location("conformance_table", ROOT / "scripts" / "conformance_table.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+    return load_script("conformance_table")
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/http-api.md"])

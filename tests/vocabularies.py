@@ -10,8 +10,8 @@ import pytest
 
 from localinfer.formats.gguf import open_gguf
 from localinfer.text.tokenizer import Tokenizer, load_tokenizer
+from published import VOCABULARIES
 
-VOCABULARIES = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "vocab"
 NAMES = ("bert-bge", "deepseek-llm", "falcon", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
